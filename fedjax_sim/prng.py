@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,12 @@ from fedjax_sim.types import Array
 from fedjax_sim.validate import PositiveInt
 
 DITHER = zlib.crc32(b"dither")
+
+
+def is_key(leaf: Any) -> bool:
+    """Returns whether a leaf of a pytree is a typed PRNG key, or the spec of one."""
+    dtype = getattr(leaf, "dtype", None)  # None: a number of Python's own
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def stream(key: Array, name: str) -> Array:

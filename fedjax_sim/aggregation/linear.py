@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,22 @@ from fedjax_sim.validate import FromData, Positive
 
 MAX_CONSTANT = 1 << 20  # the largest number of probabilities that a compiled program holds as a constant
 WEIGHTINGS = ("examples", "uniform")
+
+
+@runtime_checkable
+class Design(Protocol):
+    """What `horvitz_thompson` reads of a `SamplingDesign`."""
+
+    scheme: str
+
+    @property
+    def replacement(self) -> bool:
+        """Whether a client may be drawn more than once in a round."""
+        ...
+
+    def inclusion_probabilities(self) -> float | np.ndarray:
+        """The probabilities that clients report."""
+        ...
 
 
 def _check_weighting(weighting: str) -> None:
@@ -187,7 +203,7 @@ def horvitz_thompson(
 
     References: Horvitz and Thompson 1952; Cochran 1977, section 9A.7.
     """
-    if not hasattr(design, "inclusion_probabilities"):
+    if not isinstance(design, Design):
         validate.fail("design", "a SamplingDesign", design, "A sampler carries it: sampler.design.", TypeError)
     if design.replacement:
         validate.fail("design", "a design without replacement", design.scheme, "Use li_scheme_one with `weighted`.")

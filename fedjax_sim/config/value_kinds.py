@@ -132,8 +132,8 @@ def rule(kind: Any) -> str:
     if get_origin(kind) is Literal:
         words = [json.dumps(word) for word in get_args(kind)]
         return words[0] if len(words) == 1 else "one of " + ", ".join(words)
-    if hasattr(kind, "__metadata__"):
-        return kind.__metadata__[0].description
+    if get_origin(kind) is Annotated:
+        return get_args(kind)[1].description
     words = {int: "an integer", float: "a finite number", str: "text", bool: "true or false", NoneType: '"none"'}
     return words[kind]
 

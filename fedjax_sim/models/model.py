@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fedjax_sim.types import Array, PyTree
+from fedjax_sim.types import AnyArray, Array, PyTree
 from fedjax_sim.validate import fail, function
 
 QUICK = {"xla_backend_optimization_level": 1}  # of LLVM; level 0 gives other bits
@@ -120,7 +120,7 @@ def per_example(out: Array | Mapping[str, Array], num_examples: int | None = Non
     # If n is not known, the first value of rank 1 gives it.
     n = num_examples
     for name, value in values.items():
-        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        if not isinstance(value, AnyArray):
             fail(f"loss_fn[{name!r}]", "an array [n]", value, error=TypeError)
         n = value.shape[0] if n is None and value.ndim == 1 else n
         if value.shape != (n,):

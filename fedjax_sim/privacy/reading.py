@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from fedjax_sim import validate
 from fedjax_sim.privacy.mechanism import Mechanism
@@ -20,6 +20,23 @@ from fedjax_sim.types import (
     learned_from,
     noisy_parts,
 )
+
+
+@runtime_checkable
+class RoundedNorms(Protocol):
+    """What an accountant reads of integer noise (`transform.discrete`), in grid units."""
+
+    clip_units: float  # the clip norm, before rounding
+    cohort_size: int
+    table_error: float
+
+    def rounded_l1(self, dimension: int) -> float:
+        """The largest L1 norm of a message of so many numbers."""
+        ...
+
+    def rounded_norm(self, dimension: int) -> float:
+        """The largest L2 norm of a message of so many numbers."""
+        ...
 
 
 def mechanism_from(
@@ -256,7 +273,7 @@ def _details(noise: Any, dimension: int | None) -> dict[str, Any]:
     """
     details = noise.details
     # Integer noise: the norm of a rounded update depends on the dimension.
-    if hasattr(details, "rounded_norm"):
+    if isinstance(details, RoundedNorms):
         hint = "What rounding adds to an update's norm depends on it: pass dimension=d."
         if dimension is None:
             validate.fail("dimension", "the numbers in an update", None, hint)

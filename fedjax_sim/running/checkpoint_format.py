@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.files.regular_files import content_of, json_of, opened
+from fedjax_sim.prng import is_key
 from fedjax_sim.running.files import CheckpointError
 from fedjax_sim.types import PyTree
 from fedjax_sim.validate import fail
@@ -40,16 +41,17 @@ def leaves_by_path(tree: PyTree) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _is_key(leaf: Any) -> bool:
-    """Returns whether a leaf is a typed PRNG key."""
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+def _dtype_of(leaf: Any) -> Any:
+    """Returns the dtype of an array, of the spec of one, or of what NumPy makes an array of."""
+    dtype = getattr(leaf, "dtype", None)  # None: a number of Python's own
+    return np.asarray(leaf).dtype if dtype is None else dtype
 
 
 def kind_of(name: str, leaf: Any) -> str:
     """Returns a leaf's dtype and shape as text, e.g. `float32[2, 3]`."""
-    if _is_key(leaf):
+    if is_key(leaf):
         return f"{leaf.dtype}{list(leaf.shape)}"
-    dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+    dtype = _dtype_of(leaf)
     if not (jnp.issubdtype(dtype, np.number) or dtype == np.bool_):
         fail(f"state{name}", "an array or a number", leaf, error=TypeError)
     return f"{jax.dtypes.canonicalize_dtype(dtype).name}{list(np.shape(leaf))}"
@@ -61,7 +63,7 @@ def to_host(name: str, leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
     Raises: ValueError for a 64-bit value that the narrower dtype does not hold exactly.
     """
     entry: dict[str, Any] = {"kind": kind_of(name, leaf)}
-    if _is_key(leaf):
+    if is_key(leaf):
         # A key is stored as its integers, with the name of the generator that they belong to.
         entry["key"] = str(jax.random.key_impl(leaf))
         leaf = jax.random.key_data(leaf)
@@ -90,8 +92,8 @@ def restored(raw: np.ndarray, entry: dict[str, Any], target: Any) -> jax.Array |
 
     Raises: ValueError for another number of bytes, or for keys of another generator.
     """
-    spec = jax.eval_shape(jax.random.key_data, target) if _is_key(target) else target
-    dtype = np.dtype(jax.dtypes.canonicalize_dtype(spec.dtype if hasattr(spec, "dtype") else np.asarray(spec).dtype))
+    spec = jax.eval_shape(jax.random.key_data, target) if is_key(target) else target
+    dtype = np.dtype(jax.dtypes.canonicalize_dtype(_dtype_of(spec)))
     if raw.nbytes != math.prod(np.shape(spec)) * dtype.itemsize:
         raise ValueError(f"{raw.nbytes} bytes for {entry['kind']}")
     array = raw.copy().view(dtype).reshape(np.shape(spec))
@@ -99,7 +101,7 @@ def restored(raw: np.ndarray, entry: dict[str, Any], target: Any) -> jax.Array |
     if isinstance(target, np.ndarray):
         return array
     array = jnp.asarray(array)
-    if _is_key(target):
+    if is_key(target):
         keys = jax.random.wrap_key_data(array, impl=str(entry.get("key")))
         if keys.dtype != target.dtype:
             raise ValueError(f"{keys.dtype} in place of {target.dtype}")

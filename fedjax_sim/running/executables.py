@@ -16,13 +16,13 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.typing import ArrayLike
 
 from fedjax_sim.engine.all_messages.rows import AXIS
+from fedjax_sim.prng import is_key
 from fedjax_sim.running import program_files
 from fedjax_sim.running.checkpoint_format import kind_of
 from fedjax_sim.running.fingerprint import RoundProgram, is_opaque
@@ -78,7 +78,7 @@ class Loaded:
             kind, sharding = entry
             if kind_of("", leaf) != kind:
                 raise TypeError(f"a program that takes {kind} was given {kind_of('', leaf)}")
-            leaf = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+            leaf = jax.random.key_data(leaf) if is_key(leaf) else leaf
             # An array that is there is not put again: a copy would share the buffer that the program takes over.
             is_there = isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
             buffers.append(leaf if is_there else jax.device_put(leaf, sharding))
@@ -88,11 +88,6 @@ class Loaded:
             for (shape, sharding), arrays in zip(self._outputs, shards, strict=True)
         ]
         return jax.tree.unflatten(self._out_tree, results)
-
-
-def _is_key(leaf: Any) -> bool:
-    """Returns whether a leaf is a typed PRNG key."""
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _sharding_of(devices: Sequence[Device]) -> Callable[[int], Sharding]:
@@ -176,7 +171,7 @@ def _name_of_program(lowered: jax.stages.Lowered, results: PyTree, options: Mapp
     if program_files.folder() is None or current().several or checks_results:
         return None
     # Arrays come back from the disk as plain ones.
-    if any(_is_key(x) or x.weak_type for x in jax.tree.leaves(results)):
+    if any(is_key(x) or x.weak_type for x in jax.tree.leaves(results)):
         return None
     text = lowered.as_text()
     return None if CALLS_OUTSIDE.search(text) else f"{digest_of(text, sorted(options.items()), machine())}.program"
@@ -348,7 +343,7 @@ def keep_round(
       block: the name of the compiled block's file; None: there is none, so the round is not kept.
       info: of the round, arrays or shapes.
     """
-    is_plain = all(isinstance(x, Count) or hasattr(x, "shape") for x in info.values())
+    is_plain = all(isinstance(x, Count) or jax.tree_util.all_leaves([x]) for x in info.values())
     is_small = sum(x.nbytes for x in constants) <= MOST_CONSTANT_BYTES
     if name is None or block is None or not is_plain or not is_small or is_opaque(round_program.sha256):
         return

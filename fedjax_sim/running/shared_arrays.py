@@ -5,18 +5,11 @@ With one process, every function here returns its argument.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fedjax_sim.running.processes import current
 
 T = TypeVar("T")
-
-
-def _is_key(leaf: Any) -> bool:
-    """Returns whether a leaf is a typed PRNG key: collectives take its integers and not the key."""
-    import jax
-
-    return hasattr(leaf, "dtype") and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def on_all_devices(tree: T) -> T:
@@ -31,6 +24,7 @@ def on_all_devices(tree: T) -> T:
     from jax.sharding import NamedSharding, PartitionSpec
 
     from fedjax_sim import engine
+    from fedjax_sim.prng import is_key
 
     # The mesh is of all devices: JAX refuses two meshes in one program.
     mesh = engine.device_mesh()
@@ -40,7 +34,7 @@ def on_all_devices(tree: T) -> T:
     def leaf(x):
         if isinstance(x, jax.Array) and not x.is_fully_addressable:
             return x
-        if _is_key(x):
+        if is_key(x):  # collectives take the key's integers
             return jax.random.wrap_key_data(leaf(jax.random.key_data(x)), impl=jax.random.key_impl(x))
         return jax.make_array_from_process_local_data(sharding, np.asarray(x), np.shape(x))
 
@@ -57,10 +51,12 @@ def whole(tree: T) -> T:
     import jax
     from jax.experimental import multihost_utils
 
+    from fedjax_sim.prng import is_key
+
     def leaf(x):
         if not isinstance(x, jax.Array) or x.is_fully_addressable:
             return x
-        if _is_key(x):
+        if is_key(x):  # collectives take the key's integers
             return jax.random.wrap_key_data(leaf(jax.random.key_data(x)), impl=jax.random.key_impl(x))
         if x.is_fully_replicated:
             return x.addressable_data(0)
@@ -83,8 +79,10 @@ def broadcast(tree: T) -> T:
     import numpy as np
     from jax.experimental import multihost_utils
 
+    from fedjax_sim.prng import is_key
+
     def leaf(x):
-        if _is_key(x):
+        if is_key(x):  # collectives take the key's integers
             return jax.random.wrap_key_data(leaf(jax.random.key_data(x)), impl=jax.random.key_impl(x))
         is_spec = isinstance(x, jax.ShapeDtypeStruct)
         host = np.zeros(x.shape, x.dtype) if is_spec else np.ascontiguousarray(x)

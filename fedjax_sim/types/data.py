@@ -107,6 +107,13 @@ class Units(NamedTuple):
     factors: tuple[float, ...]  # [d]
 
 
+@runtime_checkable
+class HasLearned(Protocol):
+    """A population, or a part of one, that states what was learnt; see `learned_from`."""
+
+    learned: tuple[Learned, ...] | None
+
+
 def learned_from(population: Any) -> tuple[Learned, ...] | None:
     """Returns the record of what was learnt from several clients' rows to prepare the inputs of a population.
 
@@ -118,10 +125,10 @@ def learned_from(population: Any) -> tuple[Learned, ...] | None:
     >>> learned_from(object()) is None
     True
     """
-    if hasattr(population, "learned"):
+    if isinstance(population, HasLearned):
         return population.learned
-    parts = jax.tree.leaves(population, is_leaf=lambda part: hasattr(part, "learned"))
-    inside = tuple(record for part in parts for record in getattr(part, "learned", None) or ())
+    parts = jax.tree.leaves(population, is_leaf=lambda part: isinstance(part, HasLearned))
+    inside = tuple(record for part in parts if isinstance(part, HasLearned) for record in part.learned or ())
     if not inside:
         return None
     # A wrapper that states nothing may have learnt more than what is inside of it.
@@ -317,7 +324,9 @@ class Noise(NamedTuple):
         >>> Noise("gaussian", "distributed", 1.0, 1.0, "client", {"cohort_size": 10}).named_details
         {'cohort_size': 10}
         """
-        return self.details._asdict() if hasattr(self.details, "_asdict") else dict(self.details or {})
+        if self.details is None:
+            return {}
+        return dict(self.details) if isinstance(self.details, Mapping) else self.details._asdict()
 
 
 class Wire(NamedTuple):

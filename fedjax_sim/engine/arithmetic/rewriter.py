@@ -381,7 +381,7 @@ class _Rewriter:
         if isinstance(value, (tuple, list)):
             items = [self.with_own_zeros(x) for x in value]
             # A named tuple takes its fields one by one.
-            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+            return type(value)(items) if type(value) in (tuple, list) else type(value)(*items)
         closed = value if isinstance(value, core.ClosedJaxpr) else core.ClosedJaxpr(value, ())
         program = jax.make_jaxpr(lambda *args: self.run(closed, args))(*closed.in_avals)
         return program if isinstance(value, core.ClosedJaxpr) else program.jaxpr

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -167,7 +167,7 @@ def _says_missing(value: Any) -> bool:
     """Returns whether an object stands for a missing value: None, or what does not equal itself, as NaN, NaT and NA."""
     if value is None or value is np.ma.masked:
         return True
-    if isinstance(value, int) or hasattr(value, "__len__"):  # texts, lists, arrays
+    if isinstance(value, int | Sized):  # texts, lists, arrays
         return False
     try:
         return not bool(value == value)
