@@ -126,22 +126,22 @@ class Builder(Maker):
             data = self.data()
         self.stop()
         assert data is not None, "`stop` raises where the data were refused"
-        made = self.ingredients(data, early_sampler)
-        params_spec = self.params_spec(made)
-        fitted_plan = self.fitted_plan(made, params_spec, mesh)
+        ingredients = self.ingredients(data, early_sampler)
+        params_spec = self.params_spec(ingredients)
+        fitted_plan = self.fitted_plan(ingredients, params_spec, mesh)
         plan = stated_plan or fitted_plan
-        algorithm = self.algorithm_under(made, plan, mesh)
+        algorithm = self.algorithm_under(ingredients, plan, mesh)
         self.check_preparation(algorithm, data.train)
         self.stop()
         root = jax.random.key(self.tables["seed"])
-        params = self.first_params(made, stream(root, "init"))
+        params = self.first_params(ingredients, stream(root, "init"))
         self.problems += problems_of_experiment(self.tables["run"], algorithm, params)
         self.stop()
         if stated_plan is None and self.tables["run"]["plan"] == "trial":
-            plan = self.fastest_plan(made, root, params)
-            algorithm = self.algorithm_under(made, plan, mesh)
+            plan = self.fastest_plan(ingredients, root, params)
+            algorithm = self.algorithm_under(ingredients, plan, mesh)
         # A statistic brings the loss of its estimate; a model's loss is that of the task.
-        loss_fn = algorithm.evaluated.loss_fn or made.loss_fn
+        loss_fn = algorithm.evaluated.loss_fn or ingredients.loss_fn
         if loss_fn is None:
             rule = "an algorithm that takes a model, or brings the loss of its estimate"
             raise ConfigError([problem("algorithm.name", rule, self.parts["algorithm"].name)])
@@ -252,31 +252,31 @@ class Builder(Maker):
         self.stop()
         parts = {"sampler": sampler, "client_optimizer": self.make("client_optimizer"), "model": model}
         parts |= {table: self.chain(table, population.size) for table in registry.CHAINS}
-        made = Ingredients(data, model, loss_fn, parts)
-        aggregator = self.aggregator(made)
+        ingredients = Ingredients(data, model, loss_fn, parts)
+        aggregator = self.aggregator(ingredients)
         self.stop()
-        return made._replace(parts=parts | {"aggregator": aggregator})
+        return ingredients._replace(parts=parts | {"aggregator": aggregator})
 
     def model(self, data: FederatedData) -> tuple[Model | None, Callable | None]:
         """Makes (model, loss) for the task of the data, as `task_model`, and keeps the model's state."""
         model, loss_fn, self.frozen = task_model(self, data)
         return model, loss_fn
 
-    def aggregator(self, made: Ingredients) -> Any:
+    def aggregator(self, ingredients: Ingredients) -> Any:
         """Makes the aggregator; None, with a problem, if it is refused, and for an algorithm that takes none."""
-        population, sampler = made.data.train, made.parts["sampler"]
+        population, sampler = ingredients.data.train, ingredients.parts["sampler"]
         known = {
             "design": None if sampler is None else sampler.design,
             "population_size": population.size,
             "poisoned_ids": getattr(population, "poisoned_ids", None),
-            "total_weight": lambda: total_weight(made.data, self.weighs_examples()),
+            "total_weight": lambda: total_weight(ingredients.data, self.weighs_examples()),
         }
         # A server that trains itself, as a few robust rules require, does the clients' local work on rows of its own.
         if "aggregator" in self.parts and "server_work" in self.parts["aggregator"].values.values():
-            known |= {"server_work": self.server_work(made), "server_data": server_rows(made.data)}
+            known |= {"server_work": self.server_work(ingredients), "server_data": server_rows(ingredients.data)}
         return self.wrapped("aggregator", **known)
 
-    def server_work(self, made: Ingredients) -> Any:
+    def server_work(self, ingredients: Ingredients) -> Any:
         """Makes the local work of a server that trains itself as clients do.
 
         The work is read from an algorithm with the coordinate-wise median as its rule, which fits every client. The
@@ -284,7 +284,7 @@ class Builder(Maker):
 
         Raises: ConfigError for an algorithm that does not state its parts.
         """
-        with_median = made._replace(parts=made.parts | {"aggregator": aggregation.median()})
+        with_median = ingredients._replace(parts=ingredients.parts | {"aggregator": aggregation.median()})
         star = self.algorithm_under(with_median, None, None).parts
         if star is None:
             hint = f"{self.parts['algorithm'].name} does not state the work of its clients: Algorithm.parts."
@@ -298,19 +298,23 @@ class Builder(Maker):
 
     # ---- the first model
 
-    def first_params(self, made: Ingredients, key: Array) -> PyTree:
+    def first_params(self, ingredients: Ingredients, key: Array) -> PyTree:
         """Makes the initial params."""
         if "model" not in self.parts:
             return ()  # a statistic starts from an estimate of its own
         # Quadratic clients train a point in R^d, which has no model.
-        return {"w": jnp.zeros(made.data.input_shape)} if made.model is None else made.model.init(key)[0]
+        return (
+            {"w": jnp.zeros(ingredients.data.input_shape)}
+            if ingredients.model is None
+            else ingredients.model.init(key)[0]
+        )
 
-    def params_spec(self, made: Ingredients) -> PyTree:
+    def params_spec(self, ingredients: Ingredients) -> PyTree:
         """Returns shapes and dtypes of the params.
 
         Raises: ConfigError for a model that does not fit into memory.
         """
-        spec = jax.eval_shape(lambda: self.first_params(made, jax.random.key(0)))
+        spec = jax.eval_shape(lambda: self.first_params(ingredients, jax.random.key(0)))
         most_bytes = engine.total_memory()
         self.attempt("model", {}, lambda: validate.fits_in_memory("model", tree.num_bytes(spec), most_bytes))
         self.stop()
@@ -318,22 +322,22 @@ class Builder(Maker):
 
     # ---- the plan of lanes and chunks
 
-    def fitted_plan(self, made: Ingredients, params_spec: PyTree, mesh: Any) -> engine.Plan:
+    def fitted_plan(self, ingredients: Ingredients, params_spec: PyTree, mesh: Any) -> engine.Plan:
         """Returns the plan that fits the algorithm, which is made without a plan first, since its plan depends on it.
 
         Args:
-          made, mesh: as for `algorithm_under`.
+          ingredients, mesh: as for `algorithm_under`.
           params_spec: shapes and dtypes of the params.
 
         Raises: ConfigError for transforms of the broadcast, or an algorithm, that refuse params of these shapes.
         """
-        unplanned = self.algorithm_under(made, None, mesh)
+        unplanned = self.algorithm_under(ingredients, None, mesh)
         # Transforms of the broadcast can be refused only here, where the shape of the broadcast is known.
         star = unplanned.parts
-        if star is not None and made.parts["downlink"] is not None:
+        if star is not None and ingredients.parts["downlink"] is not None:
             self.attempt("downlink", {}, lambda: jax.eval_shape(star.server.init, params_spec))
             self.stop()
-        plan = self.attempt("algorithm", {}, lambda: self.fitted(unplanned, params_spec, made.data.train, mesh))
+        plan = self.attempt("algorithm", {}, lambda: self.fitted(unplanned, params_spec, ingredients.data.train, mesh))
         self.stop()
         return plan
 
@@ -362,36 +366,38 @@ class Builder(Maker):
             return plan
         return engine.shared_out(plan, star.sampler.num_slots, num_devices)
 
-    def fastest_plan(self, made: Ingredients, root: Array, params: PyTree) -> engine.Plan:
+    def fastest_plan(self, ingredients: Ingredients, root: Array, params: PyTree) -> engine.Plan:
         """Returns the fastest plan of a timed trial.
 
         The trial runs in the first process alone, without a mesh, and its result is sent to the others: clocks differ,
         but all processes must run the same program.
 
         Args:
-          made: what the algorithm is made of.
+          ingredients: what the algorithm is made of.
           root: the key of the config's seed.
           params: the initial params.
         """
-        trial = partial(fastest, lambda plan: self.algorithm_under(made, plan, None), root, params, made.data.train)
+        trial = partial(
+            fastest, lambda plan: self.algorithm_under(ingredients, plan, None), root, params, ingredients.data.train
+        )
         return engine.Plan(*processes.current().from_first(trial))
 
     # ---- the algorithm
 
-    def algorithm_under(self, made: Ingredients, plan: engine.Plan | None, mesh: Any) -> Algorithm:
+    def algorithm_under(self, ingredients: Ingredients, plan: engine.Plan | None, mesh: Any) -> Algorithm:
         """Makes the algorithm under a plan.
 
         The sampler counts distinct clients where this is allowed. It is not allowed if a part adds noise, or may add
         noise: the noise hides who took part, and the counter would put a list of them into every checkpoint.
 
         Args:
-          made: what the algorithm is made of.
+          ingredients: what the algorithm is made of.
           plan, mesh: as in `algorithms.federated`.
 
         Raises: ConfigError where the algorithm refuses its parts.
         """
-        part, sampler = self.parts["algorithm"], made.parts["sampler"]
-        arguments = self.arguments_of(part, made) | {"plan": plan, "mesh": mesh}
+        part, sampler = self.parts["algorithm"], ingredients.parts["sampler"]
+        arguments = self.arguments_of(part, ingredients) | {"plan": plan, "mesh": mesh}
         algorithm = self.make("algorithm", **arguments)
         self.stop()
         may_be_private = algorithm.parts is None or noisy_parts(algorithm.parts)
@@ -401,19 +407,19 @@ class Builder(Maker):
         arguments[argument] = with_distinct_clients(sampler)
         return self.make("algorithm", **arguments)
 
-    def arguments_of(self, part: Part, made: Ingredients) -> dict[str, Any]:
+    def arguments_of(self, part: Part, ingredients: Ingredients) -> dict[str, Any]:
         """Returns what an algorithm's factory may take, but for its options, its plan and its mesh.
 
         Args:
           part: the algorithm, from the registry.
-          made: what the algorithm is made of.
+          ingredients: what the algorithm is made of.
         """
-        data, sampler = made.data, made.parts["sampler"]
+        data, sampler = ingredients.data, ingredients.parts["sampler"]
         taken = set(part.values.values())
-        parts = {registry.takes(part, table): value for table, value in made.parts.items()}
+        parts = {registry.takes(part, table): value for table, value in ingredients.parts.items()}
         arguments = {argument: value for argument, value in parts.items() if argument is not None}
         arguments |= data_set_facts(data) | {
-            "loss_fn": made.loss_fn,
+            "loss_fn": ingredients.loss_fn,
             "nonfinite": self.tables["run"]["nonfinite"],
         }
         arguments["loss"] = None

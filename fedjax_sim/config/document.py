@@ -61,7 +61,7 @@ class Config:
         if problems:
             raise ConfigError(problems)
         tables = files.without_paths(self.tables)
-        tables["run"] = {key: value for key, value in tables["run"].items() if key not in NO_RESULT}
+        tables["run"] = {name: option for name, option in tables["run"].items() if name not in NO_RESULT}
         # Dicts compare equal in any order, but wrappers and transforms apply in the order of their tables.
         identity = tables | {"order": list(_inner(tables))} | ({"files": contents} if contents else {})
         modules = digests_of_modules(self.tables["run"]["modules"] or [])
@@ -78,7 +78,7 @@ class Config:
         if self.tables["run"]["modules"]:
             return None
         run = files.without_paths(self.tables)["run"]
-        return {**identity, "run": {name: value for name, value in run.items() if name not in NO_PROGRAM}}
+        return {**identity, "run": {name: option for name, option in run.items() if name not in NO_PROGRAM}}
 
     def planned(self, plan: Any) -> Config:
         """Returns this config with the lanes and chunk that were chosen for it.
@@ -107,11 +107,11 @@ class Config:
 
 def _inner(tables: Mapping[str, Any], path: str = "") -> Iterable[str]:
     """Yields the paths of the tables inside tables in their order, which a comparison of dicts would ignore."""
-    for key, value in tables.items():
-        if isinstance(value, dict):
+    for key, table in tables.items():
+        if isinstance(table, dict):
             if path:
                 yield f"{path}{key}"
-            yield from _inner(value, f"{path}{key}.")
+            yield from _inner(table, f"{path}{key}.")
 
 
 def load(path: str | Path | None = None, overrides: Iterable[str] = (), without: Iterable[str] = ()) -> Config:

@@ -139,7 +139,7 @@ class Maker:
             part = choices[name]
             member_path = f"{path}.{name}"
             arguments: dict[str, Any] = {"population_size": population_size}
-            if inner_transforms := {key: value for key, value in options.items() if isinstance(value, dict)}:
+            if inner_transforms := {key: table for key, table in options.items() if isinstance(table, dict)}:
                 arguments["transform"] = self.chain(table, population_size, member_path, inner_transforms)
             inner_refused = bool(inner_transforms) and arguments["transform"] is None
             members.append(None if inner_refused else self._made(part, member_path, options, arguments))

@@ -141,7 +141,9 @@ def _named(tables: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield from _members(table, table, table_options)
         elif table_options:
             yield from _of_part(table, registry.parts_of_table(table)[table_options["name"]], table_options)
-            wrappers = {key: value for key, value in table_options.items() if key in registry.wrappers(table)}
+            wrappers = {
+                key: inner_table for key, inner_table in table_options.items() if key in registry.wrappers(table)
+            }
             yield from _members(table, table, wrappers)
 
 

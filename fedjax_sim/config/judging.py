@@ -38,9 +38,9 @@ def judged_algorithm(maker: Maker, algorithm: Algorithm, loss_fn: Callable, data
         maker.stop()
     options = {"num_steps": num_steps, "batch_size": maker.tables["algorithm"].get("batch_size")}
     make = partial(fine_tuned, algorithm, loss_fn, maker.make("client_optimizer"), **options)
-    made = maker.attempt("run.personal_steps", {}, make)
+    fine_tuned_algorithm = maker.attempt("run.personal_steps", {}, make)
     maker.stop()
-    return made
+    return fine_tuned_algorithm
 
 
 def evaluation_of(maker: Maker, loss_fn: Callable, data: FederatedData, algorithm: Algorithm) -> Evaluation:

@@ -69,13 +69,13 @@ def read_document(path: str | Path) -> dict[str, Any]:
     """
     path = config_file(path)
     try:
-        data = content_of(path, MAX_BYTES)
+        content = content_of(path, MAX_BYTES)
     except OSError as error:
         names = sorted(example.stem for example in EXAMPLES.glob("*.toml"))
         hint = f"{nearest_word(path.stem, names)} Examples have names: {', '.join(names)}.".strip()
         raise ConfigError([problem(str(path), "a TOML file", Words(error.strerror or str(error)), hint)]) from error
     try:
-        return toml_of(data.decode("utf-8-sig"))
+        return toml_of(content.decode("utf-8-sig"))
     except ValueError as error:
         words = str(error)
         hint = "A key or table may be given once." if "overwrite" in words or "twice" in words else ""

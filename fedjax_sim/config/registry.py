@@ -243,7 +243,7 @@ def chained(kind: Named, given: Any) -> str | None:
     ('transform', None)
     """
     is_unnamed = isinstance(given, Mapping) and "name" not in given
-    holds_members = is_unnamed and any(isinstance(value, Mapping) for value in given.values())
+    holds_members = is_unnamed and any(isinstance(entry, Mapping) for entry in given.values())
     return next((table for table in CHAINS if holds_members and kind.types == (TABLES[table][1],)), None)
 
 

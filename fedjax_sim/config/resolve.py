@@ -263,7 +263,7 @@ def _part(table: str, stated: Any, problems: list[str]) -> tuple[Part | None, di
         problems.append(problem(f"{table}.name", "one of " + ", ".join(choices), name, hint))
         return None, {}
     # The order of the file is kept, since wrappers go around each other in this order.
-    inner_tables = {key: value for key, value in stated.items() if key in wrappers}
+    inner_tables = {key: table for key, table in stated.items() if key in wrappers}
     own_options = {key: value for key, value in stated.items() if key != "name" and key not in wrappers}
     part = choices[name]
     also = union({"name": part}, wrappers)
@@ -305,7 +305,7 @@ def _members(table: str, path: str, stated: Any, problems: list[str]) -> dict[st
             continue
         inner_members = {}
         if name in wrappers and isinstance(options, dict):
-            inner_members = {key: value for key, value in options.items() if isinstance(value, dict)}
+            inner_members = {key: table for key, table in options.items() if isinstance(table, dict)}
             options = {key: value for key, value in options.items() if key not in inner_members}
             inner_members = _members(table, f"{path}.{name}", inner_members, problems)
             if not inner_members:

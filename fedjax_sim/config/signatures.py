@@ -428,8 +428,8 @@ def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.BinOp):
         powers = {ast.Pow: lambda a, b: a**b, ast.LShift: lambda a, b: a << b, ast.Mult: lambda a, b: a * b}
         return powers[type(node.op)](_literal(node.left), _literal(node.right))
-    value = ast.literal_eval(node)
-    return list(value) if isinstance(value, tuple) else value
+    default = ast.literal_eval(node)
+    return list(default) if isinstance(default, tuple) else default
 
 
 def _kind(node: ast.expr | None) -> Any:

@@ -118,9 +118,9 @@ def logarithmic(axes: Any, which: str = "xy") -> None:
 
     raised = str.maketrans("-0123456789", "\N{SUPERSCRIPT MINUS}⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-    def text(value: float, _: int) -> str:
-        power = round(math.log10(value))
-        return f"{value:,g}" if -3 <= power < 5 else f"10{str(power).translate(raised)}"
+    def text(tick: float, _: int) -> str:
+        power = round(math.log10(tick))
+        return f"{tick:,g}" if -3 <= power < 5 else f"10{str(power).translate(raised)}"
 
     for name in which:
         (axes.set_xscale if name == "x" else axes.set_yscale)("log")
@@ -173,19 +173,19 @@ def to_svg(figure: Any, prefix: str, description: str) -> str:
     for element in root.iter():
         # Names without their XML namespace, since HTML has none.
         element.tag = element.tag.rpartition("}")[2]
-        for name, value in list(element.attrib.items()):
+        for name, text in list(element.attrib.items()):
             del element.attrib[name]
             name = name.rpartition("}")[2]
             if name == "id":
-                if value not in used_ids:
+                if text not in used_ids:
                     continue
-                value = f"{prefix}-{value}"
+                text = f"{prefix}-{text}"
             elif name == "href":
-                value = f"#{prefix}-{value[1:]}"
+                text = f"#{prefix}-{text[1:]}"
             elif name == "style":
                 # The page's own font is used.
-                value = re.sub(r"font-family: [^;]*;? ?", "", value)
-            element.set(name, re.sub(r"url\(#", f"url(#{prefix}-", re.sub(r"\s*\n\s*", " ", value).strip()))
+                text = re.sub(r"font-family: [^;]*;? ?", "", text)
+            element.set(name, re.sub(r"url\(#", f"url(#{prefix}-", re.sub(r"\s*\n\s*", " ", text).strip()))
     # Without a size of its own the picture fills the page's width.
     for name in ("width", "height", "version"):
         root.attrib.pop(name, None)

@@ -77,8 +77,10 @@ def client_rows(data: Any, results: Mapping[str, Mapping[str, np.ma.MaskedArray]
         _add(of_held_out, {"held_out_rows": sizes_of(data.held_out)}, {"held_out": held_out})
     metrics = [metric for group in GROUPS for metric in results.get(group, ())]
     columns = [*LABELS, *COUNTS, *metrics]
-    found = {column for row in rows for column in row}
-    return [{column: row.get(column) for column in columns if column in found or column in LABELS} for row in rows]
+    present_columns = {column for row in rows for column in row}
+    return [
+        {column: row.get(column) for column in columns if column in present_columns or column in LABELS} for row in rows
+    ]
 
 
 def _checked(field: str, names: Sequence[str] | None, population: Any) -> Sequence[str] | None:
@@ -93,13 +95,13 @@ def _checked(field: str, names: Sequence[str] | None, population: Any) -> Sequen
 def _add(rows: Sequence[Row], counts: Mapping[str, Any], results: Mapping[str, Mapping]) -> None:
     """Adds columns [N] to N rows: counts, and the metrics of groups of results; a masked value is None."""
     for name, values in counts.items():
-        for row, value in zip(rows, np.asarray(values).tolist(), strict=True):
-            row[name] = value
+        for row, number in zip(rows, np.asarray(values).tolist(), strict=True):
+            row[name] = number
     for metrics in results.values():
         for name, values in metrics.items():
-            is_there = ~np.ma.getmaskarray(values)
-            for row, value, there in zip(rows, plain(values.data), is_there, strict=True):
-                row[name] = value if there else None
+            are_present = ~np.ma.getmaskarray(values)
+            for row, number, is_present in zip(rows, plain(values.data), are_present, strict=True):
+                row[name] = number if is_present else None
 
 
 def by_client_csv(rows: Sequence[Row]) -> str:
@@ -167,10 +169,10 @@ def from_worst(rows: Sequence[Row], metric: str) -> list[Row]:
     sign = -1 if is_better_low(metric) else 1
 
     def place(row: Row) -> tuple[int, float]:
-        value = row.get(metric)
-        if value is None:
+        result = row.get(metric)
+        if result is None:
             return 2, 0.0
-        return (1, sign * value) if math.isfinite(value) else (0, 0.0)
+        return (1, sign * result) if math.isfinite(result) else (0, 0.0)
 
     return sorted(rows, key=place)
 

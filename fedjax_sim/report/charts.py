@@ -211,8 +211,8 @@ def heat_map(
         if marked and row[marked]:
             corner = across.index(row[x]) - 0.5, down.index(row[y]) - 0.5
             panel.add_patch(_frame(corner))
-    panel.set_xticks(range(len(across)), [_short(one) for one in across])
-    panel.set_yticks(range(len(down)), [_short(one) for one in down])
+    panel.set_xticks(range(len(across)), [_short(label) for label in across])
+    panel.set_yticks(range(len(down)), [_short(label) for label in down])
     panel.set(xlabel=xlabel or _words(x), ylabel=ylabel or _words(y), ylim=(len(down) - 0.5, -0.5))
     panel.grid(False)
 
@@ -241,9 +241,9 @@ def histogram(
     """
     shown = []
     for look, name in zip(LOOKS, _series(rows, by), strict=False):
-        own = _of(rows, by, name)
-        edges = [own[0]["low"], *(row["high"] for row in own)]
-        counts = np.nan_to_num([_number(row[value]) for row in own])
+        bins_of_series = _of(rows, by, name)
+        edges = [bins_of_series[0]["low"], *(row["high"] for row in bins_of_series)]
+        counts = np.nan_to_num([_number(row[value]) for row in bins_of_series])
         panel.stairs(counts, edges, fill=True, color=look.color, alpha=0.3)
         panel.stairs(counts, edges, color=look.color, linestyle=look.linestyle, linewidth=1.3)
         shown.append((_label(name, by, True, ""), look, False, True))
@@ -298,11 +298,11 @@ def timeline(
     places = {name: i for i, name in enumerate(dict.fromkeys(row[names] for row in (*rows, *events)))}
     looks = dict(zip(_series([*rows, *events], by), LOOKS, strict=False))
     for name, look in looks.items():
-        own, marks = _of(rows, by, name), _of(events, by, name)
-        if own:
-            begins = np.array([_number(row["begin"]) for row in own])
-            widths = np.array([_number(row["end"]) for row in own]) - begins
-            heights = [places[row[names]] for row in own]
+        bars, marks = _of(rows, by, name), _of(events, by, name)
+        if bars:
+            begins = np.array([_number(row["begin"]) for row in bars])
+            widths = np.array([_number(row["end"]) for row in bars]) - begins
+            heights = [places[row[names]] for row in bars]
             panel.barh(heights, widths, left=begins, height=0.72, color=look.color, label=_short(name))
         if marks:
             at = [_number(row["at"]) for row in marks]
@@ -397,14 +397,14 @@ def _scale(panel: Any, places: Sequence[float], log: str) -> None:
     if log:
         logarithmic(panel, log)
     if "x" not in log or not values:
-        if values and all(value.is_integer() for value in values):
+        if values and all(place.is_integer() for place in values):
             panel.xaxis.get_major_locator().set_params(integer=True)
         return
-    positive = [value for value in values if value > 0]
+    positive = [place for place in values if place > 0]
     if len(positive) < len(values) and positive:
         panel.set_xscale("symlog", linthresh=positive[0])  # linear below the smallest value
     gaps = np.diff(np.log(positive)) / max(math.log(positive[-1] / positive[0]), 1e-9) if positive else np.ones(0)
-    names = [_short(value) for value in values]
+    names = [_short(place) for place in values]
     if positive and gaps.min(initial=1) >= LEAST_GAP and max(map(len, names)) <= MOST_LETTERS:
         panel.set_xticks(values, names)
         panel.minorticks_off()
@@ -452,19 +452,19 @@ def _places(rows: Sequence[Row], name: str, positive: bool) -> np.ndarray:
     return np.where(np.isfinite(values) & ((values > 0) | (not positive)), values, np.nan)
 
 
-def _number(value: Any) -> float:
+def _number(cell: Any) -> float:
     """Returns a number as float; NaN for anything else."""
-    return float(value) if _is_number(value) else math.nan
+    return float(cell) if _is_number(cell) else math.nan
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(cell: Any) -> bool:
     """Returns whether a value is a number; truth values are not."""
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    return isinstance(cell, (int, float, np.number)) and not isinstance(cell, bool)
 
 
-def _short(value: Any) -> str:
+def _short(cell: Any) -> str:
     """Returns a value as a short text."""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
 
 
 def _words(name: str) -> str:

@@ -22,9 +22,9 @@ def read_json(path: Path, notes: list[str]) -> dict[str, Any]:
     Returns: the object; {} if there is none.
     """
     try:
-        value = json_of(content_of(path))
-        if isinstance(value, dict):
-            return value
+        content = json_of(content_of(path))
+        if isinstance(content, dict):
+            return content
         notes.append(f"{path.name} holds no object: it was left out.")
     except FileNotFoundError:
         # Missing files are reported by the page's sections, in their own words.
@@ -56,11 +56,11 @@ def read_lines(path: Path, notes: list[str], most: int | None = None) -> list[di
         notes.append(f"{subject} not as the run wrote it, or has no checksum that confirms it: left out. {why}")
     for line in lines[:most]:
         try:
-            value = json_of(line)
+            record = json_of(line)
         except ValueError:
-            value = None
-        if isinstance(value, dict):
-            objects.append(value)
+            record = None
+        if isinstance(record, dict):
+            objects.append(record)
         else:
             num_bad += bool(line.strip())
     if num_bad:
@@ -72,7 +72,7 @@ def read_lines(path: Path, notes: list[str], most: int | None = None) -> list[di
 
 def total_of(records: Sequence[Mapping], name: str) -> float:
     """Returns the sum of a metric over the records in which it is a finite number."""
-    return sum(value for record in records if math.isfinite(value := recorded_number(record.get(name))))
+    return sum(number for record in records if math.isfinite(number := recorded_number(record.get(name))))
 
 
 def headline_totals(records: Sequence[Mapping], timing: Sequence[Mapping]) -> dict[str, Any]:

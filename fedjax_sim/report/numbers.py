@@ -49,7 +49,7 @@ def listed(values: Any) -> str:
     """
     if not isinstance(values, list):
         return f"{values:.5g}" if isinstance(values, float) else str(values)
-    separator = "; " if any(isinstance(value, list) for value in values) else ", "
+    separator = "; " if any(isinstance(entry, list) for entry in values) else ", "
     return separator.join(map(listed, values)) or "none"
 
 
@@ -84,14 +84,14 @@ def scaled_joules(value: float) -> tuple[float, str]:
     return (1.0, "J") if value < 1e5 else (3600.0, "Wh") if value < 1e7 else (3.6e6, "kWh")
 
 
-def _plain(value: Any) -> float | str:
+def _plain(recorded: Any) -> float | str:
     """Returns a finite number, or the text that is shown in place of a value that is none."""
-    if value is None:
+    if recorded is None:
         return NOTHING
-    if isinstance(value, (str, bool, dict, list)) and value not in ("nan", "inf", "-inf"):
-        return str(value)
-    value = recorded_number(value)
-    return value if math.isfinite(value) else "not a number" if math.isnan(value) else "infinite"
+    if isinstance(recorded, (str, bool, dict, list)) and recorded not in ("nan", "inf", "-inf"):
+        return str(recorded)
+    recorded = recorded_number(recorded)
+    return recorded if math.isfinite(recorded) else "not a number" if math.isnan(recorded) else "infinite"
 
 
 def count(value: Any) -> str:

@@ -186,24 +186,24 @@ def label_mix(population: Mapping[str, Any]) -> Any:
     positions = np.arange(len(rows))
     with style():
         height = 1.0 + 0.19 * len(rows)
-        figure, (left, right) = panels(2, height, width_ratios=[3.2, 1], sharey=True)
+        figure, (shares, sizes) = panels(2, height, width_ratios=[3.2, 1], sharey=True)
         edges = np.arange(num_labels + 1) - 0.5, np.arange(len(rows) + 1) - 0.5
         shown = np.ma.masked_equal(percent, 0)
-        left.pcolormesh(*edges, shown, cmap="Blues", vmin=-15, vmax=100, edgecolor="white", linewidth=0.4)
+        shares.pcolormesh(*edges, shown, cmap="Blues", vmin=-15, vmax=100, edgecolor="white", linewidth=0.4)
         if num_labels <= MOST_NUMBERS:
             for client, label in np.argwhere(percent >= 0.5):
                 color = "white" if percent[client, label] > 55 else INK
                 text = f"{percent[client, label]:.0f}"
-                left.text(label, client, text, ha="center", va="center", fontsize=6.5, color=color)
+                shares.text(label, client, text, ha="center", va="center", fontsize=6.5, color=color)
         is_crowded = sum(map(len, labels)) > 70
-        left.set_xticks(np.arange(num_labels), labels, rotation=90 if is_crowded else 0)
-        left.set(xlabel="Label, in % of the client's examples", ylabel="Client", yticks=positions)
-        left.set_yticklabels(clients)
-        left.set_ylim(len(rows) - 0.4, -0.6)
-        right.barh(positions, totals, height=0.78, color=GREY)
-        right.set(xlabel="Examples")
-        left.grid(False)
-        right.grid(False, axis="y")
+        shares.set_xticks(np.arange(num_labels), labels, rotation=90 if is_crowded else 0)
+        shares.set(xlabel="Label, in % of the client's examples", ylabel="Client", yticks=positions)
+        shares.set_yticklabels(clients)
+        shares.set_ylim(len(rows) - 0.4, -0.6)
+        sizes.barh(positions, totals, height=0.78, color=GREY)
+        sizes.set(xlabel="Examples")
+        shares.grid(False)
+        sizes.grid(False, axis="y")
     return figure
 
 
@@ -242,16 +242,16 @@ def participation_by_round(records: Sequence[Mapping[str, Any]]) -> Any:
     mean_of = f" (mean of {block_length} rounds)" if block_length > 1 else ""
     with style():
         figure, row = panels(2, 2.3) if is_any_left_out else panels(1, 2.0)
-        left, *others = row if is_any_left_out else [row]
+        participation, *others = row if is_any_left_out else [row]
         invited_rounds, invited, _ = _thin(rounds, _series(records, "clients_invited"))
-        left.step(
+        participation.step(
             invited_rounds, invited, where="mid", color=INK, linewidth=1.1, linestyle=(0, (1.5, 1.5)), label="invited"
         )
         reported_rounds, reported, _ = _thin(rounds, _series(records, "clients_reported"))
-        left.fill_between(reported_rounds, reported, step="mid", color=BLUE, alpha=0.28, linewidth=0)
-        left.step(reported_rounds, reported, where="mid", color=BLUE, linewidth=1.1, label="reported")
-        left.set(xlabel="Round", ylabel="Clients" + mean_of)
-        left.set_ylim(bottom=0, top=1.1 * float(np.nanmax(np.concatenate([invited, reported, [1.0]]))))
+        participation.fill_between(reported_rounds, reported, step="mid", color=BLUE, alpha=0.28, linewidth=0)
+        participation.step(reported_rounds, reported, where="mid", color=BLUE, linewidth=1.1, label="reported")
+        participation.set(xlabel="Round", ylabel="Clients" + mean_of)
+        participation.set_ylim(bottom=0, top=1.1 * float(np.nanmax(np.concatenate([invited, reported, [1.0]]))))
         for right in others:
             if has_dropped.any():
                 right.vlines(
@@ -264,11 +264,11 @@ def participation_by_round(records: Sequence[Mapping[str, Any]]) -> Any:
             most = float(np.nanmax(np.append(dropped, 1.0)))
             # Room below zero, because the markers of skipped rounds stand on the zero line.
             right.set_ylim(-0.08 * most, 1.1 * most)
-        for axes in (left, *others):
+        for axes in (participation, *others):
             if np.isfinite(rounds).any():
                 axes.set_xlim(np.nanmin(rounds) - 0.5, np.nanmax(rounds) + 0.5)
             axes.yaxis.get_major_locator().set_params(integer=block_length == 1)
-        legend(figure, (left, *others))
+        legend(figure, (participation, *others))
     return figure
 
 
@@ -286,7 +286,7 @@ def variance_parts(records: Sequence[Mapping[str, Any]]) -> Any:
     rounds = _series(records, "round")
     total = _series(records, "variance_total")
     with style():
-        figure, (left, right) = panels(2, 2.6)
+        figure, (variances, shares) = panels(2, 2.6)
         for name, label, look in causes:
             values = _series(records, f"variance_{name}")
             is_measured = np.isfinite(values)
@@ -294,12 +294,12 @@ def variance_parts(records: Sequence[Mapping[str, Any]]) -> Any:
                 continue
             look = {"markersize": 4, "markeredgecolor": "white", "markeredgewidth": 0.5, **look}
             # A logarithmic axis shows no estimate below zero.
-            left.plot(rounds[is_measured], np.where(values > 0, values, np.nan)[is_measured], label=label, **look)
-            right.plot(rounds[is_measured], (100 * values / np.where(total == 0, np.nan, total))[is_measured], **look)
-        left.set(xlabel="Round", ylabel="Variance of the aggregate")
-        logarithmic(left, "y")
-        right.set(xlabel="Round", ylabel="Share (%)")
-        legend(figure, (left, right))
+            variances.plot(rounds[is_measured], np.where(values > 0, values, np.nan)[is_measured], label=label, **look)
+            shares.plot(rounds[is_measured], (100 * values / np.where(total == 0, np.nan, total))[is_measured], **look)
+        variances.set(xlabel="Round", ylabel="Variance of the aggregate")
+        logarithmic(variances, "y")
+        shares.set(xlabel="Round", ylabel="Share (%)")
+        legend(figure, (variances, shares))
     return figure
 
 
@@ -334,11 +334,11 @@ def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     return x, y, block_length
 
 
-def _text(value: Any, most: int) -> str:
+def _text(name: Any, most: int) -> str:
     """Returns a name as a printable line of at most `most` characters."""
-    return printable_line(value)[:most]
+    return printable_line(name)[:most]
 
 
-def _is_row(value: Any, length: int) -> bool:
+def _is_row(recorded: Any, length: int) -> bool:
     """Returns whether a recorded value is a list of this length."""
-    return isinstance(value, (list, tuple)) and len(value) == length
+    return isinstance(recorded, (list, tuple)) and len(recorded) == length

@@ -46,7 +46,7 @@ def learning_in_words(records: Sequence[Mapping[str, Any]]) -> str:
 def _points(records: Sequence[Mapping[str, Any]], metric: str) -> list[tuple[float, float]]:
     """Returns (round, value) of the records in which both are finite."""
     pairs = [(recorded_number(record.get("round")), recorded_number(record.get(metric))) for record in records]
-    return [(round, value) for round, value in pairs if math.isfinite(round) and math.isfinite(value)]
+    return [(round, number) for round, number in pairs if math.isfinite(round) and math.isfinite(number)]
 
 
 def _course(name: str, show: Callable[[Any], str], points: list[tuple[float, float]]) -> str:
@@ -61,7 +61,7 @@ def _course(name: str, show: Callable[[Any], str], points: list[tuple[float, flo
         return course  # a metric that got worse has no way to go
     half = (first + last) / 2
     sign = 1 if last > first else -1
-    half_round = next(round for round, value in points if sign * (value - half) >= 0)
+    half_round = next(round for round, number in points if sign * (number - half) >= 0)
     return f"{course} Half of the way was done by round {count(half_round)}."
 
 
@@ -79,7 +79,7 @@ def spread_in_words(records: Sequence[Mapping[str, Any]]) -> str:
     ):
         for record in reversed(records):
             row = record.get(metric)
-            quantiles = [recorded_number(value) for value in row] if isinstance(row, (list, tuple)) else []
+            quantiles = [recorded_number(quantile) for quantile in row] if isinstance(row, (list, tuple)) else []
             if len(quantiles) == 5 and all(map(math.isfinite, quantiles)):
                 return (
                     f"After round {count(record.get('round'))} the median client has {name} of {show(quantiles[2])}, "
@@ -95,7 +95,7 @@ def labels_in_words(population: Mapping[str, Any]) -> str:
     'Half of these clients have one label in 80 % of their examples or more. Of all examples, 50 % have one label.'
     """
     try:
-        rows = [[recorded_number(value) for value in row] for row in population["label_counts"]]
+        rows = [[recorded_number(entry) for entry in row] for row in population["label_counts"]]
         counts = np.nan_to_num(np.array(rows, float), posinf=0.0, neginf=0.0)
         counts = counts[counts.sum(axis=1) > 0]
         shares = counts.max(axis=1) / counts.sum(axis=1)
@@ -135,8 +135,8 @@ def time_in_words(records: Sequence[Mapping[str, Any]]) -> str:
     'A round took 60 s at the median and 60 s at most. 10 % of the energy went into work that was lost.'
     """
     lengths = [length for _, length in _points(records, "round_seconds")]
-    joules = sum(value for _, value in _points(records, "joules"))
-    wasted = sum(value for _, value in _points(records, "wasted_joules"))
+    joules = sum(spent for _, spent in _points(records, "joules"))
+    wasted = sum(spent for _, spent in _points(records, "wasted_joules"))
     if not lengths:
         return ""
     words = f"A round took {seconds(float(np.median(lengths)))} at the median and {seconds(max(lengths))} at most."

@@ -68,9 +68,9 @@ def estimate(summary: Mapping) -> Iterable[str]:
     Args:
       summary: the content of summary.json; {} without.
     """
-    if isinstance(found := summary.get("estimate"), Mapping):
+    if isinstance(answers := summary.get("estimate"), Mapping):
         yield "<h2>What was found</h2>"
-        yield html_table((name, listed(values)) for name, values in found.items())
+        yield html_table((name, listed(values)) for name, values in answers.items())
 
 
 def learning(records: Sequence[Mapping], timing: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
@@ -346,7 +346,7 @@ def spread_between_clients(records: Sequence[Mapping], population: Mapping) -> I
         ("Columns", _joined(population.get("columns"))),
         ("Warning", _joined(population.get("warnings"))),
     ]
-    yield html_table((key, value) for key, value in rows if value not in ("", NOTHING))
+    yield html_table((key, text) for key, text in rows if text not in ("", NOTHING))
 
 
 def wall_time(summary: Mapping) -> Iterable[str]:
@@ -357,8 +357,8 @@ def wall_time(summary: Mapping) -> Iterable[str]:
     Args:
       summary: the content of summary.json; {} without.
     """
-    if isinstance(found := summary.get("seconds"), Mapping):
-        passed = {PARTS.get(name, str(name)): value for name, value in found.items() if name != "page"}
+    if isinstance(seconds_by_part := summary.get("seconds"), Mapping):
+        passed = {PARTS.get(name, str(name)): spent for name, spent in seconds_by_part.items() if name != "page"}
         total = sum(filter(math.isfinite, map(recorded_number, passed.values())))
         yield "<h2>Wall time</h2>"
-        yield html_table([(words, seconds(value)) for words, value in passed.items()] + [("together", seconds(total))])
+        yield html_table([(words, seconds(spent)) for words, spent in passed.items()] + [("together", seconds(total))])

@@ -38,17 +38,17 @@ def rounds_and_energy(records: Sequence[Mapping[str, Any]]) -> Any:
     length_unit, length_name = scaled_seconds(float(np.nanmax(length, initial=0)))
     energy_unit, energy_name = scaled_joules(float(joules.max(initial=0)))
     with style():
-        figure, (left, right) = panels(2, 2.3)
-        left.plot(now / time_unit, length / length_unit, ".", color=BLUE, markersize=4)
-        left.set(xlabel=f"Simulated time ({time_name})", ylabel=f"Length of the round ({length_name})")
+        figure, (lengths, energies) = panels(2, 2.3)
+        lengths.plot(now / time_unit, length / length_unit, ".", color=BLUE, markersize=4)
+        lengths.set(xlabel=f"Simulated time ({time_name})", ylabel=f"Length of the round ({length_name})")
         x = now / time_unit
-        right.fill_between(x, joules / energy_unit, color=BLUE, alpha=0.28, linewidth=0, label="all clients")
-        right.fill_between(x, wasted / energy_unit, color=ORANGE, alpha=0.6, linewidth=0, label="for nothing")
-        right.set(xlabel=f"Simulated time ({time_name})", ylabel=f"Energy so far ({energy_name})")
-        for axes in (left, right):
+        energies.fill_between(x, joules / energy_unit, color=BLUE, alpha=0.28, linewidth=0, label="all clients")
+        energies.fill_between(x, wasted / energy_unit, color=ORANGE, alpha=0.6, linewidth=0, label="for nothing")
+        energies.set(xlabel=f"Simulated time ({time_name})", ylabel=f"Energy so far ({energy_name})")
+        for axes in (lengths, energies):
             axes.set_ylim(bottom=0)
             axes.margins(x=0.02)
-        legend(figure, (left, right))
+        legend(figure, (lengths, energies))
     return figure
 
 

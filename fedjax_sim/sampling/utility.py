@@ -167,11 +167,11 @@ def oort(
     validate.integer("cohort_size", cohort_size, 1, len(sizes), hint="There are no more clients.")
     if devices is not None:
         check_devices(devices, len(sizes), "weights'")
-    for name, value in (("preferred_seconds", preferred_seconds), ("pacer_seconds", pacer_seconds)):
-        validate.positive(name, value)
+    for name, seconds in (("preferred_seconds", preferred_seconds), ("pacer_seconds", pacer_seconds)):
+        validate.positive(name, seconds)
     shares = {"exploration": exploration, "exploration_decay": exploration_decay}
-    for name, value in (shares | {"least_exploration": least_exploration}).items():
-        validate.in_range(name, value, 0, 1)
+    for name, fraction in (shares | {"least_exploration": least_exploration}).items():
+        validate.in_range(name, fraction, 0, 1)
     per_second = 1 if devices is None else devices.ticks_per_second
 
     def init():

@@ -95,7 +95,7 @@ def with_stragglers(
         work_before = jnp.ones(cohort.ids.shape, jnp.float32) if cohort.work is None else cohort.work
         name = "straggler" if cohort.work is None else "another straggler"  # a second wrapper has streams of its own
         # 24 random bits, which a float32 holds exactly.
-        who, part = (client_bits(stream(key, f"{name} {what}"), cohort.ids) >> 8 for what in ("who", "part"))
+        who, part = (client_bits(stream(key, f"{name} {draw}"), cohort.ids) >> 8 for draw in ("who", "part"))
         part = (part + 1).astype(jnp.float32) * jnp.float32(2.0**-24)  # in (0, 1]
         if num_parts is not None:
             part = jnp.ceil(part * num_parts) * jnp.float32((1 - BELOW) / num_parts)

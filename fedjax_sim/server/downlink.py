@@ -75,9 +75,9 @@ def downlink(server: ServerUpdate, transform: UpdateTransform) -> ServerUpdate:
     def apply(key, aggregate, state):
         server_state = server.apply(key, aggregate, state.server)
         model = server.broadcast(server_state)
-        own = stream(key, "downlink")
+        send_key = stream(key, "downlink")
         wanted = tree.subtract(model, state.replica)
-        sent = send(own, wanted)
+        sent = send(send_key, wanted)
 
         def updated_replica(replica, model, sent, wanted):
             # replica + (model - replica) may differ from the model in the last bit.
