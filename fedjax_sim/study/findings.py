@@ -98,12 +98,7 @@ def measured(
     >>> measured({"cohort_size": 2}, "variance", [1.0, 2.0, 3.0], 2.1).measured
     2.0
     """
-    samples = np.asarray(samples, np.float64).reshape(-1)
-    if not samples.size or not np.isfinite(samples).all():
-        num_not_finite = int((~np.isfinite(samples)).sum())
-        validate.fail(
-            "samples", "finite numbers", f"{num_not_finite} of {samples.size} that are not", f"Of {quantity}."
-        )
+    samples = _finite(samples, quantity)
     if predicted is not None and not math.isfinite(predicted):
         validate.fail("predicted", "a finite number", predicted, f"Of {quantity}.")
     standard_error = float(samples.std(ddof=1)) / math.sqrt(samples.size) if samples.size > 1 else 0.0
@@ -132,15 +127,26 @@ def few(conditions: Mapping[str, Any], quantity: str, samples: Any) -> Compariso
       quantity: the name of what is measured.
       samples: [R] one number a run.
 
-    Raises: ValueError for fewer than two runs.
+    Raises: ValueError for fewer than two runs, and for NaN or infinite samples.
 
     >>> few({"part": "digits"}, "test accuracy", [0.8, 0.9]).conditions["standard_deviation"].__round__(4)
     0.0707
     """
-    samples = np.asarray(samples, np.float64).reshape(-1)
+    samples = _finite(samples, quantity)
     validate.integer("samples", samples.size, 2)
     conditions = dict(conditions) | {"standard_deviation": float(samples.std(ddof=1))}
     return Comparison(conditions, quantity, float(samples.mean()), math.nan)
+
+
+def _finite(samples: Any, quantity: str) -> np.ndarray:
+    """Returns samples as float64, [R]; refuses none, and those that are NaN or infinite."""
+    samples = np.asarray(samples, np.float64).reshape(-1)
+    if not samples.size or not np.isfinite(samples).all():
+        num_not_finite = int((~np.isfinite(samples)).sum())
+        validate.fail(
+            "samples", "finite numbers", f"{num_not_finite} of {samples.size} that are not", f"Of {quantity}."
+        )
+    return samples
 
 
 def comparisons_of(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.study import findings as module
-from fedjax_sim.study.findings import Claim, Comparison, Findings, least_runs, measured
+from fedjax_sim.study.findings import Claim, Comparison, Findings, few, least_runs, measured
 from fedjax_sim.study.page import table, write_findings
 
 
@@ -104,6 +104,13 @@ def test_wrong_numbers_are_refused(samples, predicted, words):
     """Fault: the mean of a diverged run printed as a result."""
     with pytest.raises(ValueError, match=f"{words}: expected"):
         measured({}, "loss", samples, predicted)
+
+
+@pytest.mark.parametrize("samples", [[], [1.0], [1.0, np.nan]])
+def test_wrong_runs_are_refused(samples):
+    """Fault: a diverged run among few that is found when the JSON is written, after hours."""
+    with pytest.raises(ValueError, match="samples: expected"):
+        few({}, "loss", samples)
 
 
 def test_lists_have_no_column(tmp_path):
