@@ -99,3 +99,11 @@ def test_claims_and_figure():
     assert [i for i, value in enumerate(holds) if value is None] == [4]  # there is one length of stays
     figure = findings().figure()
     assert len(figure.axes) == 4 and all(axes.get_xlabel() and axes.get_ylabel() for axes in figure.axes)
+
+
+def test_nothing_remains_after_many_local_steps():
+    """Fault: the logarithm of zero, where (1 - eta)^K is rounded away."""
+    work = QuadraticFedAvg(100, 0.9)
+    assert work.s == 1.0 and work.between == 1
+    law = laws.persistent(np.array([[2.0], [1.0], [0.0]]), 0.5, 0.5, work.s)
+    assert np.isfinite(law.mean).all() and np.isfinite(law.variance)

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from fedjax_sim import theory
-from fedjax_sim.study.hierarchy.quadratics import groupings
+from fedjax_sim.study.hierarchy.quadratics import estimated_rounds, groupings
 from fedjax_sim.study.hierarchy.question import hierarchy
 from fedjax_sim.study.quadratic_settings import quadratic_clients
 
@@ -65,3 +65,8 @@ def test_claims_and_figure():
     assert decided[:5] == [True] * 5 and decided[5:] == [None, None]  # the last two are about the model
     figure = findings(0).figure()
     assert len(figure.axes) == 3 and all(axes.get_xlabel() and axes.get_ylabel() for axes in figure.axes)
+
+
+def test_a_cloud_round_may_take_the_whole_way():
+    """Fault: the logarithm of zero, to which many edge rounds of many local steps underflow."""
+    assert 0 < estimated_rounds(0.0) < estimated_rounds(0.01) == 1.0

@@ -47,7 +47,8 @@ class QuadraticFedAvg:
         self.num_steps = num_steps
         self.step_size = step_size
         self.s = laws.round_contraction(num_steps, step_size)
-        self.between = max(1, math.ceil(math.log(LEFT) / math.log(1 - self.s)))
+        # After many local steps nothing remains: 1 - s may be zero, which has no logarithm.
+        self.between = max(1, math.ceil(math.log(LEFT) / math.log(max(1 - self.s, LEFT))))
 
     def algorithm(
         self, sampler: Sampler, aggregator: Aggregator, weighting: Literal["examples", "uniform"] = "uniform"

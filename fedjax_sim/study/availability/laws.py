@@ -115,8 +115,8 @@ def persistent(centers: np.ndarray, leaves: float, comes: float, s: float) -> La
     chain = np.array([[1 - comes, comes], [leaves, 1 - leaves]])
     total = float(probabilities @ (deviations**2).sum(1))
     later_deviations = deviations  # expected k rounds later, given the set now
-    # Terms are dropped where (1 - s)^k is below 1e-12.
-    for k in range(1, math.ceil(math.log(1e-12) / math.log(1 - s)) + 1):
+    # Terms are dropped where (1 - s)^k is below 1e-12; 1 - s may be zero, which has no logarithm.
+    for k in range(1, math.ceil(math.log(1e-12) / math.log(max(1 - s, 1e-12))) + 1):
         # One axis of length 2 for each client, absent or available, instead of a matrix of 2^N x 2^N.
         grid = later_deviations.reshape((2,) * size + (-1,))
         for axis in range(size):

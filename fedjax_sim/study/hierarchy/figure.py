@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from fedjax_sim import theory
 from fedjax_sim.report import charts
 from fedjax_sim.study.claims import Row, selected
-from fedjax_sim.study.hierarchy.quadratics import CLOSE, groupings
+from fedjax_sim.study.hierarchy.quadratics import estimated_rounds, groupings
 from fedjax_sim.study.quadratic_settings import quadratic_clients
 
 EDGE_ROUNDS = "Edge rounds \N{GREEK SMALL LETTER KAPPA} in a cloud round"
@@ -65,6 +64,6 @@ def _theory(options: Mapping[str, Any]) -> list[Row]:
             contraction = theory.hierarchy_contraction(*problem, edges, edge_rounds=kappa, **work)
             predictions += [
                 place | {"part": "fixed point", "predicted": distance},
-                place | {"part": "speed", "predicted": math.log(CLOSE) / math.log(contraction)},
+                place | {"part": "speed", "predicted": estimated_rounds(contraction)},
             ]
     return predictions

@@ -37,6 +37,15 @@ def groupings(problem: QuadraticProblem, num_edges: int) -> dict[str, np.ndarray
     return {"alike": rank * num_edges // len(rank), "mixed": rank % num_edges}
 
 
+def estimated_rounds(contraction: float) -> float:
+    """Returns the cloud rounds until `CLOSE` of the way is left, if all directions contract like the slowest one.
+
+    Args:
+      contraction: of a cloud round, in [0, 1); it may underflow to zero.
+    """
+    return math.log(CLOSE) / math.log(max(contraction, 1e-300))
+
+
 def quadratic_rows(
     problem: QuadraticProblem, num_edges: int, edge_rounds: Sequence[int], num_steps: int, step_size: float
 ) -> Iterator[Comparison]:
@@ -88,7 +97,5 @@ def quadratic_rows(
             share_left = np.linalg.norm(models - fixed_point, axis=1) / np.linalg.norm(start - fixed_point)
             num_rounds = 1 + int(np.argmax(share_left <= CLOSE))
             conditions |= {"part": "speed", "cloud_bytes": num_rounds * num_edges * 4 * dimension}  # float32, uplink
-            # An estimate, since only the slowest direction has this contraction.
-            estimate = math.log(CLOSE) / math.log(contraction)
             quantity = "cloud rounds until 1 % of the way is left"
-            yield measured(conditions, quantity, num_rounds, estimate, kind="estimate")
+            yield measured(conditions, quantity, num_rounds, estimated_rounds(contraction), kind="estimate")
