@@ -4,6 +4,7 @@ import functools
 
 import pytest
 
+from fedjax_sim.study.dropout.figure import dropout_figure
 from fedjax_sim.study.dropout.question import GRAPHS, dropout
 from fedjax_sim.theory import abort_probability, expected_messages
 
@@ -57,3 +58,9 @@ def test_wrong_options(options, told):
     """Catches a study that runs before it finds that it cannot."""
     with pytest.raises(ValueError, match=told):
         dropout(**SMALL | options)
+
+
+def test_everybody_leaves():
+    """Fault: theory that is drawn at a probability above 1."""
+    options = SMALL | {"dropouts": [1.0], "threshold_share": 0.6, "neighbours": 4, "num_clients": 9}
+    assert len(dropout_figure([], options).axes) == 2

@@ -4,7 +4,9 @@ import functools
 
 import pytest
 
-from fedjax_sim.study.findings import comparisons_of
+from fedjax_sim.report.charts import LOOKS
+from fedjax_sim.study.findings import comparisons_of, measured, rows_of
+from fedjax_sim.study.price_of_robustness.figure import price_of_robustness_figure
 from fedjax_sim.study.price_of_robustness.question import price_of_robustness
 
 SMALL = {
@@ -61,3 +63,12 @@ def test_wrong_options(options, told):
     """Catches a study that runs for minutes before it finds that it cannot."""
     with pytest.raises(ValueError, match=told):
         price_of_robustness(**SMALL | options)
+
+
+def test_more_buckets_than_looks():
+    """Fault: a figure that is refused after the study has run."""
+    sizes = [1, 3, 5, 7, 9, 15, 21, 35, 45]
+    found = [measured({"part": "normal messages", "rule": "median", "bucket_size": size}, "variance", 1.0)
+             for size in sizes]  # fmt: skip
+    figure = price_of_robustness_figure(rows_of(found), {"bucket_sizes": sizes, "num_clients": 0})
+    assert len(figure.axes) == 1 and len(figure.axes[0].get_legend().get_texts()) == 1 + len(LOOKS)

@@ -4,8 +4,10 @@ import functools
 
 import pytest
 
+from fedjax_sim.report.charts import LOOKS
 from fedjax_sim.study.findings import measured, rows_of
 from fedjax_sim.study.rounds_to_target.claims import rounds_to_target_claims
+from fedjax_sim.study.rounds_to_target.figure import rounds_to_target_figure
 from fedjax_sim.study.rounds_to_target.question import rounds_to_target
 
 LATE = "loss after the last round / target"
@@ -102,3 +104,16 @@ def test_claims_and_figure():
     *claims, of_digits = findings().claims
     assert [claim.words for claim in claims if claim.holds is not True] == [] and of_digits.holds is False
     assert len(findings().figure().axes) == 4
+
+
+def test_more_series_than_looks():
+    """Fault: a figure that is refused after the study has run."""
+    many = list(range(1, 10))
+    found = [measured({"part": "batches", "local_steps": 4, "batch_size": size}, LATE, [2.0, 3.0]) for size in many]
+    found += [
+        measured({"part": "digits MLP", "local_steps": 1, "alpha": float(alpha)}, "rounds to target", [2.0, 3.0])
+        for alpha in many
+    ]
+    options = SMALL | {"batch_sizes": many, "alphas": [float(alpha) for alpha in many], "target": 0.01, "seed": 0}
+    _, _, paths, digits = rounds_to_target_figure(rows_of(found), options).axes
+    assert [len(axes.containers) for axes in (paths, digits)] == [len(LOOKS)] * 2

@@ -23,7 +23,7 @@ def budget_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
     for panel, unit in zip(panels, UNITS, strict=True):
         distances = selected(rows, part=unit, quantity="squared distance")
         errors: list[Row] = [row | {"series": _series(row)} for row in distances if row["bits"] in shown_bits]
-        least = {"least by theory": min(row["predicted"] for row in errors)}
+        least = {"least by theory": min(row["predicted"] for row in errors)} if errors else None
         charts.lines(panel, errors, "cohort_size", by="series", theory=errors, levels=least, log="xy",
                      xlabel="Cohort size m", ylabel="Squared distance")  # fmt: skip
         panel.set(title=f"{options[unit]:,.6g} {unit}")

@@ -21,7 +21,7 @@ def dropout_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
       options: the study's options.
     """
     figure, (aborts, messages) = charts.panels(1, 2)
-    dropouts = np.linspace(0, max(options["dropouts"]) * 1.02, 200).tolist()
+    dropouts = np.linspace(0, min(max(options["dropouts"]) * 1.02, 1), 200).tolist()
     m = options["num_clients"]
     shares, probabilities = [], []
     for graph, neighbours in (("complete graph", None), ("circle", options["neighbours"])):

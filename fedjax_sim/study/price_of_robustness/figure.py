@@ -18,9 +18,11 @@ def price_of_robustness_figure(rows: Sequence[Row], options: Mapping[str, Any]) 
     """
     alphas = options["alphas"] if options["num_clients"] else []
     figure, (variances, *panels) = charts.panels(1 + len(alphas), 1, height=2.4)
+    shown_sizes = options["bucket_sizes"][: len(charts.LOOKS)]
     named = [row | {"messages": "every message" if row["bucket_size"] == 1 else f"buckets of {row['bucket_size']}"}
              for row in rows]  # fmt: skip
-    charts.dots(variances, selected(named, part="normal messages"), "rule", by="messages",
+    normal = [row for row in selected(named, part="normal messages") if row["bucket_size"] in shown_sizes]
+    charts.dots(variances, normal, "rule", by="messages",
                 levels={"that of the mean": 1.0}, label="Variance / the mean's", log=True,
                 line="closed form")  # fmt: skip
     for panel, alpha in zip(panels, alphas, strict=True):

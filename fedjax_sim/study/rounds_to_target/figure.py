@@ -41,12 +41,17 @@ def rounds_to_target_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> 
 
     losses, measured_rounds = _noisy_paths(options)
     batches = [row | {"round": measured_rounds[row["batch_size"]]} for row in selected(rows, part="batches")]
+    batches, losses = (
+        [row for row in found if row["batch_size"] in list(measured_rounds)[: len(charts.LOOKS)]]
+        for found in (batches, losses)
+    )
     charts.lines(paths, batches, "round", by="batch_size", theory=losses, levels={"target": 1.0}, log="xy",
                  xlabel=f"Round, K = {middle_steps(options)}", ylabel="Expected loss / target")  # fmt: skip
 
     # Rounds are known to half a round, and lower ends stay above zero.
     of_digits = [row | {"low": max(row["low"], 0.5)}
-                 for row in selected(rows, part="digits MLP", quantity="rounds to target")]  # fmt: skip
+                 for row in selected(rows, part="digits MLP", quantity="rounds to target")
+                 if row["alpha"] in options["alphas"][: len(charts.LOOKS)]]  # fmt: skip
     charts.lines(digits, of_digits, "local_steps", by="alpha", log="xy",
                  xlabel="Local steps E n / B, digits MLP",
                  ylabel=f"Rounds to test loss {options['model_target']:g}")  # fmt: skip
