@@ -22,8 +22,8 @@ class Claim(NamedTuple):
         it.
       numbers: the measured numbers that decide it.
 
-    Guarantees: each claim of each study is refuted by some numbers, and none holds where the intervals say nothing
-    (tests/study/test_claims.py).
+    Guarantees: each claim of each study is refuted by some numbers, none holds where the intervals say nothing, and
+    none depends on the order of rows (tests/study/test_claims.py).
     """
 
     words: str
@@ -47,6 +47,26 @@ def selected(rows: Sequence[Row], **conditions: Any) -> list[Row]:
     [{'bits': 4, 'measured': 0.1}]
     """
     return [row for row in rows if all(row.get(name) == value for name, value in conditions.items())]
+
+
+def rising(rows: Sequence[Row], column: str, **conditions: Any) -> list[Row]:
+    """Returns the rows that have the given values, sorted by a column; a claim does not depend on the order of rows.
+
+    >>> rising([{"bits": 4, "part": "floor"}, {"bits": 2, "part": "floor"}, {"part": "path"}], "bits", part="floor")
+    [{'bits': 2, 'part': 'floor'}, {'bits': 4, 'part': 'floor'}]
+    """
+    return sorted(selected(rows, **conditions), key=lambda row: row[column])
+
+
+def named(rows: Sequence[Row], column: str, *names: str) -> list[Row]:
+    """Returns the rows with some names, by name; none if a name is missing, for a claim that names it is not decided.
+
+    >>> rows = [{"rule": "Krum"}, {"rule": "mean"}]
+    >>> named(rows, "rule", "mean", "Krum"), named(rows, "rule", "mean", "median")
+    ([{'rule': 'mean'}, {'rule': 'Krum'}], [])
+    """
+    found = [selected(rows, **{column: name}) for name in names]
+    return [row for of_name in found for row in of_name] if all(found) else []
 
 
 def is_below(low: Row | float, high: Row | float, factor: float = 1.0) -> bool:
@@ -74,14 +94,21 @@ def is_within(row: Row, low: float, high: float) -> bool:
     return low <= ends[0] and ends[1] <= high
 
 
-def every(tests: Iterable[bool]) -> bool | None:
-    """Returns whether all tests pass; None without any, where `all` would say that they do.
+def every(*parts: Iterable[bool]) -> bool | None:
+    """Returns whether all tests pass.
 
-    >>> every([True, False]), every([])
-    (False, None)
+    Args:
+      *parts: the tests of each part of a sentence.
+
+    Returns: False if a test fails. Otherwise None if a part has no test, where `all` would say that it passes.
+
+    >>> every([True, False]), every([]), every([True], []), every([False], [])
+    (False, None, None, False)
     """
-    tests = list(tests)
-    return all(tests) if tests else None
+    tests = [list(part) for part in parts]
+    if not all(map(all, tests)):
+        return False
+    return True if all(tests) else None
 
 
 def interval(row: Row | float) -> tuple[float, float]:

@@ -4,13 +4,15 @@ import importlib
 import inspect
 import json
 import math
+import random
 from pathlib import Path
 
 import pytest
 
 from fedjax_sim.config.registry import studies
-from fedjax_sim.study.claims import Claim, every, is_below, selected
+from fedjax_sim.study.claims import Claim, every, is_below, selected, with_spread
 from fedjax_sim.study.findings import Findings
+from fedjax_sim.study.heterogeneity.ranks import MEASURES
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "studies" / "results"
 STUDIES = sorted(studies())
@@ -64,7 +66,8 @@ def plants(rows):
 
 
 def never_refuted(claims, rows, options):
-    """The words of claims that hold whatever is planted, and of those that hold where intervals are infinite."""
+    """The words of claims that hold whatever is planted, and of those that hold where nothing is known: where all
+    intervals are infinite, or the spread of the few runs of numbers without an interval is."""
     words = [claim.words for claim in claims(rows, options)]
     left = set(words)
     for wrong in plants(rows):
@@ -72,7 +75,14 @@ def never_refuted(claims, rows, options):
         assert [claim.words for claim in judged] == words, "the words of a claim follow from what was measured"
         left -= {claim.words for claim in judged if claim.holds is False}
     unknown = [row | {"low": -math.inf, "high": math.inf} for row in rows]
-    return left | {claim.words for claim in claims(unknown, options) if claim.holds}
+    left |= {claim.words for claim in claims(unknown, options) if claim.holds}
+    # What holds at an infinite spread is of other numbers, and does not fall with these.
+    spread = [row | {"standard_deviation": math.inf} if row["low"] is None else row for row in rows]
+    for factor in (1e-3, 1e3, -1.0):
+        wrong = [moved(row, factor * row["measured"]) if row["low"] is None else row for row in spread]
+        pairs = zip(claims(spread, options), claims(wrong, options), strict=True)
+        left |= {claim.words for claim, moved_claim in pairs if claim.holds and not moved_claim.holds}
+    return left
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -84,14 +94,27 @@ def test_each_claim_can_fail(name):
 def test_a_claim_that_cannot_fail_is_found():
     """Fault: a law that lets a constant conclusion pass, one of nothing, or one of points."""
     rows = [{"part": "a", "quantity": "x", "measured": x, "low": x - 0.1, "high": x + 0.1} for x in (1.0, 2.0)]
+    few = {"part": "few", "low": None, "high": None, "standard_deviation": 0.1}
+    rows += [few | {"quantity": "x", "measured": x} for x in (1.0, 2.0)]
 
     def claims(rows, options):
         yield Claim("It is so.", True)
         yield Claim("Of nothing.", all(is_below(row, 0) for row in selected(rows, part="b")))
         yield Claim("Of points.", rows[0]["measured"] < rows[1]["measured"])
-        yield Claim("Of intervals.", every([is_below(*rows)]))
+        yield Claim("Of intervals.", every([is_below(*rows[:2])]))
+        yield Claim("Of points of few runs.", every([is_below(*rows[2:])]))
+        yield Claim("Of the spread of few runs.", every([is_below(*map(with_spread, rows[2:]))]))
 
-    assert never_refuted(claims, rows, {}) == {"It is so.", "Of nothing.", "Of points."}
+    assert never_refuted(claims, rows, {}) == {"It is so.", "Of nothing.", "Of points.", "Of points of few runs."}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_claims_do_not_depend_on_the_order_of_rows(name):
+    """Fault: an end of a list that is taken for the smallest or the largest."""
+    rows, options = published(name)
+    judged = [(claim.words, claim.holds) for claim in claims_of(name)(rows, options)]
+    for other in (rows[::-1], random.Random(0).sample(rows, len(rows))):
+        assert [(claim.words, claim.holds) for claim in claims_of(name)(other, options)] == judged
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -124,3 +147,115 @@ def test_the_interface_is_the_same():
         module = importlib.import_module(f"fedjax_sim.study.{name}.figure")
         for function in (claims_of(name), getattr(module, f"{name}_figure")):
             assert list(inspect.signature(function).parameters) == ["rows", "options"]
+
+
+def at(measured, width=0.0, quantity="x", **conditions):
+    """A row of a study with an interval of half a width, or with a spread of its runs where the width is negative."""
+    ends = (measured - width, measured + width) if width >= 0 else (None, None)
+    return conditions | {"quantity": quantity, "measured": measured, "low": ends[0], "high": ends[1],
+                         "standard_deviation": abs(width), "predicted": None, "kind": "exact"}  # fmt: skip
+
+
+def along(column, values, numbers, width=0.0, **conditions):
+    """A row for each value of a column."""
+    return [at(x, width, **conditions | {column: value}) for value, x in zip(values, numbers, strict=True)]
+
+
+def heterogeneous(slowdowns, alphas=(0.1, 1.0, 10.0), measures=(3.0, 2.0, 1.0), family="digits MLP"):
+    """Rows of heterogeneity: populations with measures that fall, and slowdowns by alpha."""
+    populations = [f"alpha {alpha:g}" if family == "digits MLP" else f"({alpha:g}, {alpha:g})" for alpha in alphas]
+    found = [at(slowdowns[alpha], 0.1, "slowdown", part=family, population=population)
+             for alpha, population in zip(alphas, populations, strict=True) if alpha in slowdowns]  # fmt: skip
+    return found + [
+        at(-x if measure == "labels per client" else x, 0, measure, part=family, population=population)
+        for population, x in zip(populations, measures, strict=True)
+        for measure in (*MEASURES, "gradient dissimilarity, shuffled")
+    ]
+
+
+MESSAGES = {"quantity": "messages in a sum", "part": "circle"}
+VARIANCE = {"part": "variance", "population_size": 5000}
+GAIN = {"part": "digits", "quantity": "loss against the mean", "bucket_size": 1}
+WORST = {"part": "worst case", "attackers": 2, "attack": "mimic"}
+NO_DIGITS = {"alphas": [], "max_rounds": 9, "batch_sizes": [1], "gradient_noise": 1.0}
+ROUNDS = {"part": "digits MLP", "quantity": "rounds to target", "alpha": 1.0}
+SMALL_SHARE = {"part": "speeds", "quantity": "weight of the slow half"}
+# (study, the start of a claim, options, rows, whether it holds).
+CASES = {
+    "graphs of one gap are not ordered by it": (
+        "connectivity", "Nodes agree", {}, along("gap", (0.1, 0.6, 0.6 + 1e-12, 1.0), (90.0, 20.0, 20.0, 1.0), 1.0,
+                                                 part="agreement", quantity="rounds", graph="a"), True),
+    "a torus alone is no ring": (
+        "connectivity", "The squared distance", {},
+        along("rounds", (1, 100), (1.0, 0.01), part="decay", graph="torus"), None),
+    "nobody leaves": (
+        "dropout", "A sum holds", {"num_clients": 10}, along("dropout", (0.0, 0.1, 1.0), (10.0, 7.3, 0.0), **MESSAGES),
+        True),
+    "nearly everybody is not everybody": (
+        "participation", "A cohort of everybody", {"tolerance": 1.0},
+        along("cohort_size", (4999, 5000), (1e-7, 0.0), **VARIANCE), True),
+    "nearly half is not half": (
+        "participation", "A cohort of half", {"tolerance": 1.0}, along("cohort_size", (2499,), (1.0,), **VARIANCE),
+        None),
+    "the smallest alpha has no slowdown": (
+        "heterogeneity", "Clients of digits", {"num_steps": 1}, heterogeneous({1.0: 2.0, 10.0: 1.0}), None),
+    "slowdowns that are the same up to noise": (
+        "heterogeneity", "On digits alone", {"num_steps": 1}, heterogeneous({0.1: 2.0, 1.0: 1.0, 10.0: 1.05}), True),
+    "a measure with another order": (
+        "heterogeneity", "On digits alone", {"num_steps": 1}, heterogeneous({0.1: 1.5, 1.0: 2.0, 10.0: 1.0}), False),
+    "no Synthetic": (
+        "heterogeneity", "Over digits and Synthetic", {"num_steps": 1},
+        heterogeneous({0.1: 1.5, 1.0: 2.0, 10.0: 1.0}), None),
+    "Synthetic without (0, 0)": (
+        "heterogeneity", "Every Synthetic", {"num_steps": 1},
+        heterogeneous({1.0: 2.0}, (1.0,), (1.0,), "Synthetic"), None),
+    "one alpha": (
+        "price_of_robustness", "Median, trimmed mean", {"num_messages": 9, "alphas": [1.0]},
+        along("rule", ("median", "trimmed mean", "Krum"), (0.1, 0.1, 0.1), alpha=1.0, **GAIN), None),
+    "a rule of the sentence is missing": (
+        "robustness", "With 2 attackers median and Krum", {"attackers": [2], "num_clients": 9},
+        along("rule", ("median", "geometric median", "centred clipping"), (0.5, 0.9, 0.9), -0.01, **WORST), None),
+    "the mean alone": (
+        "robustness", "With 2 attackers of 9 the mean", {"attackers": [2], "num_clients": 9},
+        along("rule", ("mean",), (0.5,), -0.01, **WORST), None),
+    "the mean is best": (
+        "robustness", "With 2 attackers of 9 the mean", {"attackers": [2], "num_clients": 9},
+        along("rule", ("mean", "Krum"), (0.9, 0.5), -0.01, **WORST), False),
+    "two batch sizes with as many steps": (
+        "rounds_to_target", "On the digits", NO_DIGITS | {"alphas": [1.0]},
+        along("batch_size", (40, 80), (20.0, 5.0), local_steps=1, **ROUNDS), None),
+    "an alpha without rounds": (
+        "rounds_to_target", "On the digits", NO_DIGITS | {"alphas": [1.0, 9.0]},
+        along("local_steps", (1, 20), (20.0, 5.0), batch_size=40, **ROUNDS), None),
+    "constant weights alone": (
+        "staleness", "Clients who take", {"delays": [0]}, along("weights", ("constant",), (0.2,), **SMALL_SHARE), None),
+    "accuracies of few runs": (
+        "personal_models", "On digits, the tenth", {},
+        [at(0.9, -0.001, "accuracy", part="digits", method="a"),
+         at(0.7, -0.1, "lowest tenth", part="digits", method="a")], False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_claim_says_what_it_tests(case):
+    """Fault: a sentence that is judged by less than it says, or by a number of which it does not speak."""
+    name, words, options, rows, holds = CASES[case]
+    (claim,) = (claim for claim in claims_of(name)(rows, options) if claim.words.startswith(words))
+    assert claim.holds is holds
+
+
+def test_a_distance_has_no_sign():
+    """Fault: biases that come nearer to the optimum from below, called a growing distance."""
+    rows, options = published("availability")
+    rows = [moved(row, row["measured"] - 0.5) if row["quantity"] == "bias" else row for row in rows]
+    (claim,) = (claim for claim in claims_of("availability")(rows, options) if claim.words.startswith("The mean over"))
+    assert claim.holds is False
+
+
+def test_the_best_of_two_ends_is_not_between():
+    """Fault: two clip norms, or one, that refute a claim about those between."""
+    rows, options = published("clip")
+    for norms in ([0.1], [0.1, 32.0]):
+        few = [row for row in rows if row["part"] not in ("floor", "clip norm") or row["clip_norm"] in norms]
+        (claim,) = (claim for claim in claims_of("clip")(few, options) if claim.words.startswith("Runs to the error"))
+        assert claim.holds is None

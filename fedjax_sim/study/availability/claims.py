@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from fedjax_sim.study.claims import Claim, Row, every, interval, is_below, is_within, selected, shown
+from fedjax_sim.study.claims import Claim, Row, every, interval, is_below, is_within, rising, selected, shown
 
 
 def availability_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Claim]:
@@ -29,14 +29,13 @@ def _by_client(rows: Sequence[Row]) -> Iterator[Claim]:
     """
 
     def of(aggregate: str, quantity: str) -> list[Row]:
-        found = selected(rows, part="by client", aggregate=aggregate, quantity=quantity)
-        return sorted(found, key=lambda row: row["correlation"])
+        return rising(rows, "correlation", part="by client", aggregate=aggregate, quantity=quantity)
 
     bias, corrected_bias = of("mean", "bias"), of("corrected", "bias")
     yield Claim(
         "The mean over available clients converges to a point away from the optimum, further away for a stronger "
         "correlation between a client's data and its response rate.",
-        every(is_below(weaker, stronger) for weaker, stronger in pairwise(bias)),
+        every(_is_small(weaker, stronger, 1) for weaker, stronger in pairwise(bias)),
         shown(bias, "correlation"),
     )
     yield Claim(
@@ -63,10 +62,7 @@ def _for_a_while(rows: Sequence[Row]) -> Iterator[Claim]:
     """
     biased = selected(rows, part="by client", aggregate="mean", quantity="bias")
     worst_bias = max(biased, key=lambda row: row["correlation"])
-    bias, loss = (
-        sorted(selected(rows, part="for a while", quantity=quantity), key=lambda row: row["stay"])
-        for quantity in ("bias", "excess loss")
-    )
+    bias, loss = (rising(rows, "stay", part="for a while", quantity=quantity) for quantity in ("bias", "excess loss"))
     yield Claim(
         "Clients who are available half of the time whatever their data cause less than a fifth of the bias of the "
         "strongest correlation, however long they stay.",
@@ -74,7 +70,7 @@ def _for_a_while(rows: Sequence[Row]) -> Iterator[Claim]:
         shown(bias, "stay"),
     )
     yield Claim(
-        "Clients who stay longer raise the excess loss, although their stays do not depend on their data.",
+        "Every longer stay has a larger excess loss than the shortest, although stays do not depend on clients' data.",
         every(is_below(loss[0], row) for row in loss[1:]),
         shown(loss, "stay"),
     )

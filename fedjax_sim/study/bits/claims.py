@@ -8,7 +8,7 @@ from typing import Any
 
 from fedjax_sim import theory
 from fedjax_sim.study.bits.messages import FEEDBACK_ROUNDS, GRID_NAMES
-from fedjax_sim.study.claims import Claim, Row, every, is_below, is_within, selected, shown
+from fedjax_sim.study.claims import Claim, Row, every, is_below, is_within, rising, selected, shown
 
 
 def bits_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Claim]:
@@ -30,17 +30,17 @@ def _floors(rows: Sequence[Row], bits: Sequence[int]) -> Iterator[Claim]:
       rows: the rows of the study.
       bits: bits for each number, rising.
     """
-    ratios = selected(rows, part="ratio of floors")
+    ratios = {row["messages"]: row for row in selected(rows, part="ratio of floors")}
     yield Claim(
         "Each extra bit divides the error floor by four or more.",
-        every(is_below(4 ** (many - few), row) for (few, many), row in zip(pairwise(bits), ratios, strict=True)),
-        shown(ratios, "messages"),
+        every(is_below(4 ** (many - few), ratios[f"{few} and {many} bits"]) for few, many in pairwise(bits)),
+        shown(list(ratios.values()), "messages"),
     )
     pairs = []
     for few, many in pairwise(bits):
         paths = [{row["bytes_sent"]: row for row in selected(rows, part="path", bits=b)} for b in (few, many)]
-        same_bytes = [(paths[0][sent], paths[1][sent]) for sent in paths[0] if sent in paths[1]]
-        pairs += same_bytes[:1]
+        fewest_bytes = sorted(paths[0].keys() & paths[1].keys())[:1]
+        pairs += [(paths[0][sent], paths[1][sent]) for sent in fewest_bytes]
     yield Claim(
         "While the floor is far, fewer bits come closer to the optimum for the same bytes.",
         every(is_below(fewer, more) for fewer, more in pairs),
@@ -66,7 +66,8 @@ def _roundings(rows: Sequence[Row]) -> Iterator[Claim]:
         f"Delta^2 / 6 = {formula:.3g}; {shown([*textbook, *with_zero], 'messages')}",
     )
     alike, spread = (
-        selected(rows, part=part, messages=f"nearest, {GRID_NAMES[False]}") for part in ("alike, at 0.3", "spread")
+        rising(rows, "cohort_size", part=part, messages=f"nearest, {GRID_NAMES[False]}")
+        for part in ("alike, at 0.3", "spread")
     )
     yield Claim(
         "The error of nearest rounding does not average out over clients who share the position.",
@@ -95,11 +96,12 @@ def _feedback(rows: Sequence[Row]) -> Iterator[Claim]:
       rows: the rows of the study.
     """
     by_name: dict[str, list[Row]] = {}
-    for row in selected(rows, part="feedback"):
-        by_name.setdefault(row["messages"], []).append(row)  # steps fall
+    for row in rising(rows, "step_size", part="feedback"):
+        by_name.setdefault(row["messages"], []).append(row)
     biased = [name for name in ("top-k", "sign") if len(by_name[name]) > 1]
-    without = [(by_name[name][0], by_name[name][-1]) for name in biased]
-    with_feedback = [(by_name[f"{name}, error feedback"][0], by_name[f"{name}, error feedback"][-1]) for name in biased]
+    # (at the largest step, at the smallest).
+    without = [(by_name[name][-1], by_name[name][0]) for name in biased]
+    with_feedback = [(by_name[f"{name}, error feedback"][-1], by_name[f"{name}, error feedback"][0]) for name in biased]
     yield Claim(
         "Without error feedback top-k and signs stall: the smallest step leaves more than half of the squared distance "
         f"that the largest leaves after {FEEDBACK_ROUNDS:,} rounds.",

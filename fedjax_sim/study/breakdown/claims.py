@@ -58,13 +58,14 @@ def _shifts(rows: Sequence[Row], attackers: Sequence[int]) -> Iterator[Claim]:
       attackers: numbers of attackers f, rising.
     """
     fewest, most = (selected(rows, part="worst attack", attackers=f) for f in (attackers[0], attackers[-1]))
+    by_rule = {row["rule"]: row for row in fewest}
     yield Claim(
         f"{attackers[-1]} attackers move every rule further than {attackers[0]}.",
-        every(is_below(few, many) for few, many in zip(fewest, most, strict=True)) if len(attackers) > 1 else None,
+        every(is_below(by_rule[row["rule"]], row) for row in most) if len(attackers) > 1 else None,
         shown([*fewest, *most], "rule", "attackers"),
     )
     yield Claim(
-        "The worst of these attacks does less than a quarter of what the bounds allow.",
+        f"The worst attack of {attackers[-1]} attackers does less than a quarter of what the bounds allow.",
         every(is_below(row, row["predicted"], 0.25) for row in most),
         "; ".join(f"{shown([row], 'rule')} of at most {row['predicted']:.3g}" for row in most),
     )

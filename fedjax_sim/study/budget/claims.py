@@ -42,15 +42,15 @@ def _cohorts(errors: Mapping[str, Sequence[Row]], cohort_sizes: Sequence[int]) -
       cohort_sizes: m, in any order.
     """
     ends = min(cohort_sizes), max(cohort_sizes)
-    all_best, pairs = [], []
+    all_best, tests = [], []
     for unit in ("bytes", "joules"):
         between = [row for row in errors[unit] if row["cohort_size"] not in ends]
         best = sorted(between, key=lambda row: row["measured"])[:1]  # of no cohorts between there is none
-        pairs += [(middle, row) for middle in best for row in errors[unit] if row["cohort_size"] in ends]
+        tests.append([is_below(middle, row) for middle in best for row in errors[unit] if row["cohort_size"] in ends])
         all_best += best
     return Claim(
         "Bytes and energy are best spent on a cohort between the smallest and the largest.",
-        every(is_below(middle, row) for middle, row in pairs),
+        every(*tests),
         _shown(all_best),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedjax_sim.study.claims import Claim, Row, every, is_below, is_within, selected, shown
+from fedjax_sim.study.claims import Claim, Row, every, is_below, is_within, rising, selected, shown
 
 
 def central_local_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Claim]:
@@ -15,16 +15,15 @@ def central_local_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Ite
       rows: the rows of the study.
       options: the study's options.
     """
-    yield from _at_one_multiplier(rows, options["cohort_sizes"])
+    yield from _at_one_multiplier(rows)
     yield from _at_one_epsilon(rows, options)
 
 
-def _at_one_multiplier(rows: Sequence[Row], cohort_sizes: Sequence[int]) -> Iterator[Claim]:
+def _at_one_multiplier(rows: Sequence[Row]) -> Iterator[Claim]:
     """Yields claims about variances of the mean when all places have the same noise multiplier.
 
     Args:
       rows: the rows of the study.
-      cohort_sizes: m, rising.
     """
     slopes = {row["place"]: row for row in selected(rows, part="slope")}
     yield Claim(
@@ -36,8 +35,7 @@ def _at_one_multiplier(rows: Sequence[Row], cohort_sizes: Sequence[int]) -> Iter
         shown(list(slopes.values()), "place"),
     )
     central, shares = (
-        [row for size in cohort_sizes for row in selected(rows, part="equal multiplier", place=place, cohort_size=size)]
-        for place in ("central", "distributed")
+        rising(rows, "cohort_size", part="equal multiplier", place=place) for place in ("central", "distributed")
     )
     yield Claim(
         "Shares that add up to the noise have its variance, up to a quarter.",
@@ -68,16 +66,20 @@ def _at_one_epsilon(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator
       rows: the rows of the study.
       options: the study's options.
     """
-    found = selected(rows, part="equal epsilon")
     poisson, fixed, local = (
-        selected(found, place=place) for place in ("central, Poisson", "central, fixed-size", "local")
+        rising(rows, "cohort_size", part="equal epsilon", place=place)
+        for place in ("central, Poisson", "central, fixed-size", "local")
     )
     columns = ("place", "cohort_size", "noise_multiplier")
     yield Claim(
         f"At epsilon {options['epsilon']:g} of {options['num_rounds']:,} rounds, noise on every update costs more than "
         "10 m times the variance of central noise: sampling amplifies no message of its own.",
-        every(is_below(one, many, 0.1 / one["cohort_size"]) for one, many in zip(fixed, local, strict=True)),
-        shown([*fixed, *local], *columns),
+        every(
+            is_below(one, many, 0.1 / one["cohort_size"])
+            for central in (poisson, fixed)
+            for one, many in zip(central, local, strict=True)
+        ),
+        shown([*poisson, *fixed, *local], *columns),
     )
     yield Claim(
         "Poisson cohorts that hide an absent client take less than a fifth of the variance of fixed-size cohorts that "

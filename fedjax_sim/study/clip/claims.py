@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedjax_sim import theory
-from fedjax_sim.study.claims import Claim, Row, every, is_below, selected, shown
+from fedjax_sim.study.claims import Claim, Row, every, is_below, rising, selected, shown
 from fedjax_sim.study.clip.figure import PERSONAL, fixed_multiplier
 
 
@@ -18,9 +18,9 @@ def clip_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Cla
       options: the study's options.
     """
     multiplier = fixed_multiplier(options["noise_multipliers"])
-    around = selected(rows, part="around the best")
+    around = rising(rows, "clip_norm", part="around the best")
     # For each z a third of the best clip norm, the best, and three times of it.
-    best = {z: selected(around, noise_multiplier=z)[:3] for z in options["noise_multipliers"]}
+    best = {z: selected(around, noise_multiplier=z) for z in options["noise_multipliers"]}
     yield Claim(
         "The error is smaller at the computed best clip norm than at a third and at three times of it, for each noise "
         "multiplier.",
@@ -35,11 +35,11 @@ def clip_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Cla
         every(is_below(at_best, row, 1 / 1.5) for row in personal),
         shown([at_best, *personal], "part", "clip_norm"),
     )
-    floors = sorted(selected(rows, part="floor"), key=lambda row: row["clip_norm"])
-    lowest = min(floors, key=lambda row: row["measured"])
+    floors = rising(rows, "clip_norm", part="floor")
+    lowest = sorted(floors[1:-1], key=lambda row: row["measured"])[:1]
     yield Claim(
         "Runs to the error floor come closest at a clip norm between the smallest and the largest.",
-        every([is_below(lowest, floors[0]), is_below(lowest, floors[-1])]),
+        every(is_below(row, end) for row in lowest for end in (floors[0], floors[-1])),
         shown(floors, "clip_norm"),
     )
 
@@ -52,9 +52,7 @@ def _limits(rows: Sequence[Row], multiplier: float, options: Mapping[str, Any]) 
       multiplier: z along the clip norms.
       options: the study's options.
     """
-    releases, biases = (
-        sorted(selected(rows, part=part), key=lambda row: row["clip_norm"]) for part in ("clip norm", "bias alone")
-    )
+    releases, biases = (rising(rows, "clip_norm", part=part) for part in ("clip norm", "bias alone"))
     yield Claim(
         "At the smallest clip norm more than nine tenths of the error are the bias of clipping.",
         every([is_below(releases[0], biases[0], 1 / 0.9)]),

@@ -65,7 +65,7 @@ def clip(
             for z in noise_multipliers}  # fmt: skip
     # (part, C, z, factor); a factor of 1 leaves the updates as they are.
     settings = [("clip norm", C, multiplier, 1.0) for C in clip_norms]
-    settings += [("around the best", share * best[z], z, 1.0) for z in noise_multipliers for share in AROUND]
+    settings += [("around the best", share * best[z], z, 1.0) for z in best for share in AROUND]
     # After personal clipping the longest update has norm factor |u_i|, so this C clips nobody and scales the noise.
     settings += [(PERSONAL, factor * problem.longest, multiplier, factor) for factor in factors]
     comparisons = list(problem.releases(key, settings, num_rounds))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim import theory
-from fedjax_sim.study.claims import Claim, Row, every, is_below, selected, shown
+from fedjax_sim.study.claims import Claim, Row, every, is_below, rising, selected, shown
 from fedjax_sim.study.drift.base import base_setting
 from fedjax_sim.study.drift.fixed_points import UNEQUAL_ETAS
 from fedjax_sim.study.quadratic_settings import Base
@@ -38,15 +38,15 @@ def _fixed_points(rows: Sequence[Row]) -> Iterator[Claim]:
     """
     fixed_points = selected(rows, part="fixed point")
     fedavg = {(row["step_size"], row["local_steps"]): row for row in selected(fixed_points, algorithm="FedAvg")}
-    num_steps = [local_steps for _, local_steps in fedavg]
+    settings = sorted(fedavg)  # of one step size follow each other, with rising numbers of steps
+    num_steps = [local_steps for _, local_steps in settings]
     ends = min(num_steps), max(num_steps)
-    # Settings of one step size follow each other, with rising numbers of steps.
-    pairs = [(fedavg[one], fedavg[next_one]) for one, next_one in pairwise(fedavg) if one[0] == next_one[0]]
+    pairs = [(fedavg[one], fedavg[next_one]) for one, next_one in pairwise(settings) if one[0] == next_one[0]]
     yield Claim(
         "FedAvg of all clients, without noise, converges to a point that lies further from the optimum for more local "
         "steps.",
         every(is_below(few, many) for few, many in pairs),
-        shown([fedavg[setting] for setting in fedavg if setting[1] in ends], "step_size", "local_steps"),
+        shown([fedavg[setting] for setting in settings if setting[1] in ends], "step_size", "local_steps"),
     )
     corrected = [row for row in fixed_points if row["algorithm"] != "FedAvg" and row["local_steps"] > 1]
     farthest = sorted(corrected, key=lambda row: row["measured"])[-1:]
@@ -111,7 +111,7 @@ def _leading_term(rows: Sequence[Row], base: Base) -> Iterator[Claim]:
         every(is_below(fine, coarse, 1 / 3) for fine, coarse in zip(half, whole, strict=True)),
         shown([*whole, *half], "step_size"),
     )
-    most_steps = selected(rows, part="drift bias")[-1]["local_steps"]
+    most_steps = max(row["local_steps"] for row in selected(rows, part="drift bias"))
     longest = {row["quantity"]: row for row in selected(rows, part="drift bias", local_steps=most_steps)}
     yield Claim(
         f"With {most_steps} local steps the leading term is more than twice as long as the bias.",
@@ -120,11 +120,11 @@ def _leading_term(rows: Sequence[Row], base: Base) -> Iterator[Claim]:
     )
     model = selected(rows, part="logistic regression", quantity="bias less leading term")
     fewest_steps = min((row["local_steps"] for row in model), default=0)
-    fewest = selected(model, local_steps=fewest_steps)[-2:]  # the two smallest step sizes
+    fewest = rising(model, "step_size", local_steps=fewest_steps)
     yield Claim(
         "On logistic regression with the fewest local steps, half the step divides what the leading term leaves by "
         "3.5 to 4.5.",
-        every(is_below(fine, coarse, 1 / 3.5) and is_below(coarse, fine, 4.5) for coarse, fine in pairwise(fewest)),
+        every(is_below(fine, coarse, 1 / 3.5) and is_below(coarse, fine, 4.5) for fine, coarse in pairwise(fewest)),
         shown(fewest, "local_steps", "step_size"),
     )
 
@@ -160,7 +160,7 @@ def _proximal(rows: Sequence[Row]) -> Iterator[Claim]:
       rows: the rows of the study.
     """
     distances, contractions = (
-        selected(rows, part="FedProx", quantity=quantity)
+        rising(rows, "proximal_weight", part="FedProx", quantity=quantity)
         for quantity in ("distance to the optimum", "contraction of a round")
     )
     yield Claim(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedjax_sim.study.claims import Claim, Row, every, is_below, selected, shown
+from fedjax_sim.study.claims import Claim, Row, every, is_below, rising, selected, shown
 
 
 def dropout_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Claim]:
@@ -15,7 +15,9 @@ def dropout_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[
       rows: the rows of the study.
       options: the study's options.
     """
-    complete, circle = (selected(rows, part=part, quantity="aborted share") for part in ("complete graph", "circle"))
+    complete, circle = (
+        rising(rows, "dropout", part=part, quantity="aborted share") for part in ("complete graph", "circle")
+    )
     ends = [(found[0], found[-1]) for found in (complete, circle) if len(found) > 1]
     yield Claim(
         "More rounds are aborted at the largest probability of leaving than at the smallest, on both graphs.",
@@ -36,9 +38,10 @@ def dropout_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[
         every(is_below(row, 0.5) for row in certain),
         shown(certain, "dropout"),
     )
-    messages = selected(rows, part="complete graph", quantity="messages in a sum")
+    # Where nobody leaves, or everybody, both numbers are the same.
+    messages = [row for row in selected(rows, quantity="messages in a sum") if 0 < row["dropout"] < 1]
     yield Claim(
         "A sum holds fewer messages than clients stay before a single step, m (1 - p): they leave before several.",
         every(is_below(row, options["num_clients"] * (1 - row["dropout"])) for row in messages),
-        shown(messages, "dropout"),
+        shown(messages, "part", "dropout"),
     )

@@ -73,7 +73,7 @@ def _bits(rows: Sequence[Row], base_bits: int) -> Iterator[Claim]:
     yield Claim(
         f"With fewer than {base_bits} bits a number the floor is higher by a quarter or more, and with more bits it is "
         "at least half as high: other causes remain.",
-        every([*(is_below(base, row, 0.8) for row in fewer), *(is_below(base, row, 2) for row in more)]),
+        every((is_below(base, row, 0.8) for row in fewer), (is_below(base, row, 2) for row in more)),
         shown(floors, "bits"),
     )
 

@@ -87,7 +87,7 @@ def _noise(rows: Sequence[Row], yardstick: Row, options: Mapping[str, Any]) -> I
     members = selected(much_noise, quantity=ADVANTAGE)
     least_noise = max((row["epsilon"] for row in members), default=None)
     yield Claim(
-        "Such noise hides members last: the largest of these epsilons leaves a membership advantage above a half.",
+        "Local noise hides members last: the largest epsilon up to 100 leaves a membership advantage above a half.",
         every(is_below(0.5, row) for row in selected(members, epsilon=least_noise)),
         shown(members, "defence"),
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from fedjax_sim.study.claims import Claim, Row, every, is_below, is_within, selected, shown
+from fedjax_sim.study.claims import Claim, Row, every, is_below, is_within, rising, selected, shown
 from fedjax_sim.study.participation.clients import SPREAD
 
 
@@ -31,13 +31,13 @@ def participation_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Ite
         every([is_below(designs["mean by examples"], designs["horvitz thompson by examples"])]) if designs else None,
         shown(list(designs.values()), "estimator"),
     )
-    floors = selected(rows, part="final loss")  # cohorts rise
+    floors = rising(rows, "cohort_size", part="final loss")
     yield Claim(
         "The error floor of constant steps falls faster than 1 / m with the cohort size m.",
         every(is_below(large, small, small["cohort_size"] / large["cohort_size"]) for small, large in pairwise(floors)),
         shown(floors, "cohort_size"),
     )
-    digits = selected(rows, part="digits MLP")  # cohorts of 10 and 100
+    digits = rising(rows, "cohort_size", part="digits MLP")  # cohorts of 10 and 100
     yield Claim(
         "On digits a cohort of 100 has less than a fifth of the variance of a cohort of 10.",
         every(is_below(large, small, 0.2) for small, large in pairwise(digits)),
@@ -56,8 +56,8 @@ def _variances(rows: Sequence[Row]) -> Iterator[Claim]:
         for row in selected(rows, part="variance")
     ]
     few, many, all_clients = (
-        [(infinite, row) for rate, infinite, row in found if low < rate <= high]
-        for low, high in ((0, 0.1), (0.499, 0.999), (0.999, 1))
+        [(infinite, row) for rate, infinite, row in found if is_chosen(rate)]
+        for is_chosen in (lambda rate: rate <= 0.1, lambda rate: 0.5 <= rate < 1, lambda rate: rate == 1)
     )
     columns = ("population_size", "cohort_size")
     yield Claim(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedjax_sim.study.claims import Claim, Row, every, is_below, is_within, selected, shown, with_spread
+from fedjax_sim.study.claims import Claim, Row, every, is_below, is_within, named, selected, shown, with_spread
 
 
 def price_of_robustness_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Claim]:
@@ -27,11 +27,9 @@ def _variances(rows: Sequence[Row], num_messages: int) -> Iterator[Claim]:
       num_messages: m.
     """
     variances = selected(rows, part="normal messages")
-    by_rule = {row["rule"]: row for row in selected(variances, bucket_size=1)}
-    medians, cheap = (
-        [by_rule[name] for name in names if name in by_rule]
-        for names in (("median",), ("trimmed mean", "geometric median", "mixing, trimmed mean"))
-    )
+    without_buckets = selected(variances, bucket_size=1)
+    medians = named(without_buckets, "rule", "median")
+    cheap = named(without_buckets, "rule", "trimmed mean", "geometric median", "mixing, trimmed mean")
     yield Claim(
         "The median has more than one and a half times the variance of the mean.",
         every(is_below(1.5, row) for row in medians),
@@ -62,19 +60,17 @@ def _digits(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Claim]:
     """
     losses = [with_spread(row) for row in
               selected(rows, part="digits", quantity="loss against the mean", bucket_size=1)]  # fmt: skip
-    alike, unlike = (
-        {row["rule"]: row for row in selected(losses, alpha=alpha)}
-        for alpha in (max(options["alphas"]), min(options["alphas"]))
-    )
-    dear = [name for name in ("median", "trimmed mean", "Krum") if name in alike and name in unlike]
+    largest, smallest = max(options["alphas"]), min(options["alphas"])
+    alike, unlike = (selected(losses, alpha=alpha) for alpha in (largest, smallest))
+    dear = [named(found, "rule", "median", "trimmed mean", "Krum") for found in (alike, unlike)]
     yield Claim(
         "Median, trimmed mean and Krum lose more accuracy against the mean where clients are unlike than where they "
         "are alike.",
-        every(is_below(alike[name], unlike[name]) for name in dear),
-        shown([by_rule[name] for name in dear for by_rule in (alike, unlike)], "rule", "alpha"),
+        every(is_below(*pair) for pair in zip(*dear, strict=True)) if smallest < largest else None,
+        shown([row for found in dear for row in found], "rule", "alpha"),
     )
-    steady = [unlike[name] for name in ("geometric median", "centred clipping") if name in unlike]
-    krum = [unlike[name] for name in ("Krum",) if name in unlike]
+    steady = named(unlike, "rule", "geometric median", "centred clipping")
+    krum = named(unlike, "rule", "Krum")
     yield Claim(
         "Where clients are unlike, geometric median and centred clipping lose less than half as much as Krum.",
         every(is_below(row, reference, 0.5) for row in steady for reference in krum),

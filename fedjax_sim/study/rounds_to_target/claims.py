@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from fedjax_sim.study.claims import Claim, Row, every, is_below, is_within, selected, shown
+from fedjax_sim.study.claims import Claim, Row, every, is_below, is_within, rising, selected, shown
 from fedjax_sim.study.rounds_to_target.setting import floor_over_target, gradient_variances
 
 ROUNDS, LATE = "rounds to target", "loss after the last round / target"
@@ -30,16 +30,17 @@ def _one_curvature(rows: Sequence[Row]) -> Iterator[Claim]:
     Args:
       rows: the rows of the study.
     """
-    rounds = selected(rows, part="one curvature", quantity=ROUNDS)
+    rounds = rising(rows, "local_steps", part="one curvature", quantity=ROUNDS)
     yield Claim(
         "Clients with one curvature and one optimum need fewer rounds with more local steps.",
         every(is_below(many, few) for few, many in pairwise(rounds)),
         shown(rounds, "local_steps"),
     )
-    steps = selected(rows, part="one curvature", quantity="local steps to target, counted")
+    steps = rising(rows, "local_steps", part="one curvature", quantity="local steps to target, counted")
     # ceil(x / K) rounds are x to x + K local steps, where x is the same for every K.
     yield Claim(
-        "They need the same number of local steps, rounds times K, up to whole rounds.",
+        "Clients with one curvature and one optimum need the same number of local steps, rounds times K, up to whole "
+        "rounds.",
         every(
             is_within(row, steps[0]["measured"] - steps[0]["local_steps"], steps[0]["measured"] + row["local_steps"])
             for row in steps[1:]
@@ -55,7 +56,7 @@ def _floors(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Claim]:
       rows: the rows of the study.
       options: the study's options.
     """
-    reached = selected(rows, part="heterogeneous", quantity=ROUNDS)
+    reached = rising(rows, "local_steps", part="heterogeneous", quantity=ROUNDS)
     yield Claim(
         "Where optima and Hessians differ, more local steps need fewer rounds as long as they reach the target.",
         every(is_below(many, few) for few, many in pairwise(reached)),
@@ -88,12 +89,17 @@ def _digits(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Claim]:
       options: the study's options.
     """
     of_alphas = [
-        sorted(selected(rows, part="digits MLP", quantity=ROUNDS, alpha=alpha), key=lambda row: row["local_steps"])
-        for alpha in options["alphas"]
+        rising(rows, "local_steps", part="digits MLP", quantity=ROUNDS, alpha=alpha) for alpha in options["alphas"]
     ]
-    ends = [(found[0], found[-1]) for found in of_alphas if len(found) > 1]
+    # Epochs of one batch and epochs of several may have the same number of local steps.
+    pairs = [
+        [(row, other) for row in found for other in found
+         if row["local_steps"] == found[0]["local_steps"] < other["local_steps"] == found[-1]["local_steps"]]
+        for found in of_alphas
+    ]  # fmt: skip
     yield Claim(
-        "On the digits' MLP the most local steps need fewer rounds than the fewest, for like and for unlike clients.",
-        every(is_below(most, fewest) for fewest, most in ends),
-        shown([row for pair in ends for row in pair], "alpha", "local_steps"),
+        "On the digits' MLP the most local steps that reach the target need fewer rounds than the fewest, for like and "
+        "for unlike clients.",
+        every(*([is_below(most, fewest) for fewest, most in of_alpha] for of_alpha in pairs)),
+        shown([row for found in of_alphas for row in found], "alpha", "local_steps", "batch_size"),
     )

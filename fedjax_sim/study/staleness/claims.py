@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from fedjax_sim.study.claims import Claim, Row, every, is_below, is_within, selected, shown
+from fedjax_sim.study.claims import Claim, Row, every, is_below, is_within, rising, selected, shown
 from fedjax_sim.study.staleness.delays import STEP
 from fedjax_sim.study.staleness.speeds import SLOWER
 
@@ -43,7 +43,7 @@ def _limit(rows: Sequence[Row], longest: int) -> Iterator[Claim]:
         # Near one, where `shown` has too few digits.
         "; ".join(f"{row['step_over_limit']:g}: {row['measured']:.5f}" for row in selected(limit, delay=longest)),
     )
-    fedasync = selected(rows, part="same step", algorithm="fedasync", quantity=FACTOR)
+    fedasync = rising(rows, "delay", part="same step", algorithm="fedasync", quantity=FACTOR)
     fedbuff = selected(rows, part="same step", algorithm="fedbuff", delay=longest)
     yield Claim(
         f"At the longest delay FedAsync converges with a mixing rate times local step of {STEP:g}, where FedBuff with "
@@ -97,7 +97,7 @@ def _weights(rows: Sequence[Row], longest: int) -> Iterator[Claim]:
     )
     floors = selected(_floors(rows), delay=longest)
     yield Claim(
-        "There, discounts by staleness lower the floor of the same step.",
+        "Where all updates are equally stale, discounts by staleness lower the floor of the same step.",
         every(is_below(row, reference) for row in squares for reference in floors),
         shown([*floors, *squares], "weights"),
     )
@@ -110,11 +110,15 @@ def _speeds(rows: Sequence[Row]) -> Iterator[Claim]:
       rows: the rows of the study.
     """
     shares = selected(rows, part="speeds")
-    constant, discounts = shares[:1], shares[1:]
+    constant = selected(shares, weights="constant")
+    discounts = [row for row in shares if row not in constant]
     yield Claim(
         f"Clients who take {SLOWER:g} times as long count less than half of their fair weight, and discounts by "
         "staleness take away more.",
-        every([is_below(row, 0.25) for row in constant] + [is_below(row, constant[0]) for row in discounts]),
+        every(
+            (is_below(row, 0.25) for row in constant),
+            (is_below(row, reference) for row in discounts for reference in constant),
+        ),
         shown(shares, "weights"),
     )
 
@@ -126,7 +130,8 @@ def _buffers(rows: Sequence[Row]) -> Iterator[Claim]:
       rows: the rows of the study.
     """
     versions, seconds = (
-        selected(rows, part="buffers", quantity=quantity) for quantity in ("staleness, versions", "delay, seconds")
+        rising(rows, "buffer_size", part="buffers", quantity=quantity)
+        for quantity in ("staleness, versions", "delay, seconds")
     )
     yield Claim(
         "In a larger buffer updates are less stale, though they wait longer before they are used.",
@@ -140,4 +145,4 @@ def _buffers(rows: Sequence[Row]) -> Iterator[Claim]:
 
 def _floors(rows: Sequence[Row]) -> list[Row]:
     """Returns the floors at one step for all delays; the others are at 3/4 of each delay's limit."""
-    return [row for row in selected(rows, part="floor") if row["step_over_limit"] < 0.7]
+    return [row for row in rising(rows, "delay", part="floor") if row["step_over_limit"] < 0.7]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedjax_sim.study.claims import Claim, Row, every, is_below, selected, shown
+from fedjax_sim.study.claims import Claim, Row, every, is_below, rising, selected, shown
 from fedjax_sim.study.stragglers.proximal_map import MAP, best_weights
 from fedjax_sim.study.stragglers.training import FEDAVG, FEDPROX, PARTIAL, data_set
 
@@ -100,7 +100,7 @@ def _map(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Claim]:
     )
     largest_weight = options["proximal_weights"][-1]
     # Large steps allow small weights alone: with others local work diverges.
-    with_largest = [row for row in selected(gaps, proximal_weight=largest_weight) if row["contraction"] < 1]
+    with_largest = [row for row in rising(gaps, "step_size", proximal_weight=largest_weight) if row["contraction"] < 1]
     others = [row for row in gaps if with_largest and row["step_size"] == with_largest[-1]["step_size"]]
     yield Claim(
         f"The largest proximal weight has the smallest gap {after} at the largest step at which its rounds contract.",
