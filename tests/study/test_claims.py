@@ -11,6 +11,7 @@ import pytest
 
 from fedjax_sim.config.registry import studies
 from fedjax_sim.study.claims import Claim, every, is_below, selected, with_spread
+from fedjax_sim.study.error_floor.base import NAMES
 from fedjax_sim.study.findings import Findings
 from fedjax_sim.study.heterogeneity.ranks import MEASURES
 
@@ -152,13 +153,13 @@ def test_the_interface_is_the_same():
 def at(measured, width=0.0, quantity="x", **conditions):
     """A row of a study with an interval of half a width, or with a spread of its runs where the width is negative."""
     ends = (measured - width, measured + width) if width >= 0 else (None, None)
-    return conditions | {"quantity": quantity, "measured": measured, "low": ends[0], "high": ends[1],
+    return {"quantity": quantity} | conditions | {"measured": measured, "low": ends[0], "high": ends[1],
                          "standard_deviation": abs(width), "predicted": None, "kind": "exact"}  # fmt: skip
 
 
 def along(column, values, numbers, width=0.0, **conditions):
     """A row for each value of a column."""
-    return [at(x, width, **conditions | {column: value}) for value, x in zip(values, numbers, strict=True)]
+    return [at(x, width, **conditions, **{column: value}) for value, x in zip(values, numbers, strict=True)]
 
 
 def heterogeneous(slowdowns, alphas=(0.1, 1.0, 10.0), measures=(3.0, 2.0, 1.0), family="digits MLP"):
@@ -173,6 +174,13 @@ def heterogeneous(slowdowns, alphas=(0.1, 1.0, 10.0), measures=(3.0, 2.0, 1.0), 
     ]
 
 
+def choices(unit, errors):
+    """Rows of budget: the error of each cohort size from 1 on, and the regret of the first, which was predicted."""
+    found = along("cohort_size", range(1, 1 + len(errors)), errors, quantity="squared distance", part=unit,
+                  deadline=None, bits=32, rounds=9)  # fmt: skip
+    return [*found, found[0] | {"quantity": "regret"}]
+
+
 MESSAGES = {"quantity": "messages in a sum", "part": "circle"}
 VARIANCE = {"part": "variance", "population_size": 5000}
 GAIN = {"part": "digits", "quantity": "loss against the mean", "bucket_size": 1}
@@ -182,6 +190,19 @@ ROUNDS = {"part": "digits MLP", "quantity": "rounds to target", "alpha": 1.0}
 SMALL_SHARE = {"part": "speeds", "quantity": "weight of the slow half"}
 # (study, the start of a claim, options, rows, whether it holds).
 CASES = {
+    "no cohort between the others for joules": (
+        "budget", "Bytes and energy",
+        {"bytes": 1.0, "joules": 1.0, "seconds": 1.0, "cohort_sizes": [1, 2, 3]},
+        [*choices("bytes", (3.0, 1.0, 2.0)), *choices("joules", (3.0,)), *choices("seconds", (3.0,))], None),
+    "no more bits": (
+        "error_floor", "With fewer than 8 bits",
+        {"step_sizes": [0.1], "cohort_sizes": [4], "num_steps": [1], "bits": [3, 8], "noise_multipliers": [0.0]},
+        [*along("value", NAMES.values(), range(5), part="each alone"),
+         *along("value", (3, 8), (2.0, 1.0), part="bits")], None),
+    "edge rounds within the spread of few runs": (
+        "hierarchy", "On digits, the most edge rounds", {},
+        [row for groups in ("alike", "mixed", "labels", "random") for part in ("fixed point", "digits")
+         for row in along("edge_rounds", (1, 20), (0.90, 0.95), -0.03, part=part, groups=groups)], False),
     "graphs of one gap are not ordered by it": (
         "connectivity", "Nodes agree", {}, along("gap", (0.1, 0.6, 0.6 + 1e-12, 1.0), (90.0, 20.0, 20.0, 1.0), 1.0,
                                                  part="agreement", quantity="rounds", graph="a"), True),
