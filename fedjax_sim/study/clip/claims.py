@@ -25,7 +25,7 @@ def clip_claims(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Cla
         "The error is smaller at the computed best clip norm than at a third and at three times of it, for each noise "
         "multiplier.",
         every(is_below(at_best, row) for third, at_best, thrice in best.values() for row in (third, thrice)),
-        shown(around, "noise_multiplier", "clip_norm"),
+        shown([row for found in best.values() for row in found], "noise_multiplier", "clip_norm"),
     )
     yield from _limits(rows, multiplier, options)
     personal, at_best = selected(rows, part=PERSONAL), best[multiplier][1]
