@@ -267,6 +267,9 @@ def fast(key: Array) -> Array:
     distinct keys stay distinct. Fold and split the usual key first, and draw from the result of this function. A
     threefry4x32 key is returned as it is.
 
+    Args:
+      key: a key of either generator, of any shape.
+
     Raises: ValueError for generators that mix clients under vmap.
 
     Guarantees:

@@ -14,6 +14,9 @@ from fedjax_sim.types import Array, ClientData, Mean, PyTree
 def check_own(loss_fn: Callable) -> None:
     """Raises an error unless a client can compute the loss function by itself.
 
+    Args:
+      loss_fn: as in `client.local_sgd`.
+
     Raises: TypeError if it is not a function. ValueError for a loss whose attribute `helped` says that other parties
     compute parts of it: messages between the parties would not be counted, and a clock would price all work at the
     client.

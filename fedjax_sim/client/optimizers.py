@@ -238,6 +238,12 @@ def adam(
 ) -> optax.GradientTransformation:
     """Makes Adam; its moments are initialised in each round.
 
+    Args:
+      learning_rate: > 0.
+      first_decay, second_decay: of the two moments, in [0, 1).
+      epsilon: > 0, added to the root of the second moment.
+      schedule, decay_steps, schedule_over: as in `sgd`.
+
     References: Kingma and Ba 2015.
     """
     make = lambda rate: optax.adam(rate, first_decay, second_decay, epsilon)  # noqa: E731
@@ -256,6 +262,11 @@ def adamw(
 ) -> optax.GradientTransformation:
     """Makes Adam with decoupled weight decay; its moments are initialised in each round.
 
+    Args:
+      learning_rate, first_decay, second_decay, epsilon: as in `adam`.
+      weight_decay: >= 0; the weights, times this and the rate, are subtracted in each step.
+      schedule, decay_steps, schedule_over: as in `sgd`.
+
     References: Loshchilov and Hutter 2019.
     """
     make = lambda rate: optax.adamw(rate, first_decay, second_decay, epsilon, weight_decay=weight_decay)  # noqa: E731
@@ -271,6 +282,12 @@ def adagrad(
     **options: Unpack[_ScheduleOptions],
 ) -> optax.GradientTransformation:
     """Makes Adagrad; its sum of squares is initialised in each round.
+
+    Args:
+      learning_rate: > 0.
+      initial_accumulator: >= 0, the sum of squares before the first step.
+      epsilon: > 0, added to the sum of squares.
+      schedule, decay_steps, schedule_over: as in `sgd`.
 
     References: Duchi, Hazan and Singer 2011.
     """
@@ -288,6 +305,13 @@ def rmsprop(
     **options: Unpack[_ScheduleOptions],
 ) -> optax.GradientTransformation:
     """Makes RMSProp, with momentum or without; its mean of squares is initialised in each round.
+
+    Args:
+      learning_rate: > 0.
+      decay: of the mean of squares, in [0, 1).
+      epsilon: > 0, added to the mean of squares.
+      momentum: in [0, 1); 0 for none.
+      schedule, decay_steps, schedule_over: as in `sgd`.
 
     References: Tieleman and Hinton 2012.
     """

@@ -25,7 +25,12 @@ class Hinting(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parses arguments as typer does; the error for an unknown option gets a hint."""
+        """Parses arguments as typer does; the error for an unknown option gets a hint.
+
+        Args:
+          ctx: the command's context, as Click makes it.
+          args: the words behind the command; the parser takes them out of this list.
+        """
         typed_arguments = list(args)  # the parser takes words out of its own list
         try:
             return super().parse_args(ctx, args)

@@ -27,7 +27,12 @@ class _Column(NamedTuple):
 
 
 def check_chips(names: Sequence[str], num_devices: int) -> list[str]:
-    """Returns a problem for each chip that is not known, or that is not joined in such numbers."""
+    """Returns a problem for each chip that is not known, or that is not joined in such numbers.
+
+    Args:
+      names: of chips, as `--target` states them.
+      num_devices: of each chip, as `--devices` states it.
+    """
     from fedjax_sim.config.value_kinds import problem
     from fedjax_sim.instruments.chips import CHIPS
     from fedjax_sim.validate import nearest

@@ -230,7 +230,7 @@ class _NoiseOfConfig(NamedTuple):
         """Returns the mechanism of the config with some options changed, over the same data; None without noise.
 
         Args:
-          changes: values by the option's path.
+          changes: values by the option's path; None: the config as it is.
         """
         from fedjax_sim.privacy import mechanism_of
         from fedjax_sim.running.privacy_ledger import message_dimension
@@ -341,10 +341,10 @@ def _mechanism(
       context: the command, whose options must not contradict a config.
       files: the config, its settings, its left out options and own modules, as `_experiment` takes them.
       options: options of the mechanism by the name of the argument, but for those below.
-      population: N, the number of clients; None where the command was not given it, as for the next three.
-      cohort: m, the number of clients in a round, or the expected number.
-      rounds: T.
-      delta: in (0, 1).
+      population: N, the number of clients; None: a config states it.
+      cohort: m, the number of clients in a round, or the expected number; None: a config states it.
+      rounds: T; None: those of the config, or 1 without a config.
+      delta: in (0, 1); None: that of the config, or else `default_delta`.
 
     Raises: ConfigError for a config without noise, and for missing or contradicting options.
     """

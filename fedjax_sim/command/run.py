@@ -107,7 +107,9 @@ def _read(
     """Reads and checks config and folder, on process 0; returns (folder, tables) as JSON.
 
     Args:
-      config, settings, without, out, resume: as the command line states them.
+      config: None: the default run, or with `resume` the config in the run's folder.
+      settings, without, resume: as the command line states them.
+      out: None: the folder is named later, or with `resume` it is the newest in runs/.
 
     Returns: the folder is None if the command line leaves its choice open.
     """
@@ -250,7 +252,7 @@ def _interrupted(error: KeyboardInterrupt, folder: Path | None, made: Path | Non
     Args:
       error: the interrupt.
       folder: the run's folder; None if there is none yet.
-      made: the folder if this process created it, which is removed if it is empty.
+      made: the folder, which is removed if it is empty; None if this process did not create it.
       processes: of this job.
     """
     safe_round = rounds_done(folder) if folder else -1

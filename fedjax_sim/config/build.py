@@ -282,6 +282,9 @@ class Builder(Maker):
         The work is read from an algorithm with the coordinate-wise median as its rule, which fits every client. The
         config's own rule cannot be made yet, because it takes this work.
 
+        Args:
+          made: what the algorithm is made of, but for its aggregator.
+
         Raises: ConfigError for an algorithm that does not state its parts.
         """
         with_median = ingredients._replace(parts=ingredients.parts | {"aggregator": aggregation.median()})
@@ -446,6 +449,10 @@ class Builder(Maker):
 
     def check_preparation(self, algorithm: Algorithm, population: Any) -> None:
         """Refuses inputs that depend on other clients' rows if a part adds noise, whatever the config is built for.
+
+        Args:
+          algorithm: whose parts may add noise; one that does not state its parts is not refused.
+          population: the clients, with what was learned from their rows.
 
         Guarantees: no command states an epsilon for such inputs
         (tests/privacy/test_preparation.py::test_every_command_refuses).

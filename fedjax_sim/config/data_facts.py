@@ -24,7 +24,11 @@ UNLABELLED = ("next_token", "node_classification", "link_prediction")
 
 
 def data_set_facts(data: FederatedData) -> dict[str, Any]:
-    """Returns what an algorithm's factory may take of a data set, by name; what reads all rows is not among it."""
+    """Returns what an algorithm's factory may take of a data set, by name; what reads all rows is not among it.
+
+    Args:
+      data: the data set of a config.
+    """
     # With groups, a client of the algorithm is a group (an edge), while devices belong to the clients inside.
     groups = data.train if isinstance(data.train, Grouped) else None
     group_size = None if groups is None else groups.group_size

@@ -71,7 +71,7 @@ class Maker:
           table, given: as for `make`.
           goes_last: tells whether a part accepts no further wrapper around it; the wrapper that returns such a part
             goes last.
-          outermost: the factory of a wrapper that goes around all others, wherever its table stands.
+          outermost: the factory of a wrapper that goes around all others, wherever its table stands; None for none.
 
         Returns: as `make`.
         """
@@ -196,7 +196,8 @@ class Maker:
           path: the path of the part in the config, such as "sampler.with_dropout".
           options: the names of the part's options. An error about an option gets the path before the option's name.
           call: makes the part.
-          tables: the tables of those arguments that are other parts, such as "client_optimizer" for `optimizer`.
+          tables: the tables of those arguments that are other parts, such as "client_optimizer" for `optimizer`; None
+            for none.
 
         Raises: TypeError, ValueError as `call` does, if they are no `InvalidArgument`: they show a bug and not a wrong
         config.

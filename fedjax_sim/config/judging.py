@@ -19,6 +19,12 @@ from fedjax_sim.types import Algorithm, PyTree
 def judged_algorithm(maker: Maker, algorithm: Algorithm, loss_fn: Callable, data: FederatedData) -> Algorithm:
     """Returns the algorithm, with `run.personal_steps` before each client's model is judged if the config asks.
 
+    Args:
+      maker: makes the parts of the config; its `problems` take what is refused.
+      algorithm: as the config makes it.
+      loss_fn: of the clients' steps.
+      data: whose `local_test` holds the rows by which clients are judged.
+
     Raises: ConfigError where the config asks for steps that the algorithm's clients cannot take.
     """
     num_steps = maker.tables["run"]["personal_steps"]

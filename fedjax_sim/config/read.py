@@ -65,6 +65,9 @@ def config_file(path: str | Path) -> Path:
 def read_document(path: str | Path) -> dict[str, Any]:
     """Reads the tables of a TOML file, or of an example by its name.
 
+    Args:
+      path: of a TOML file, or the name of an example.
+
     Raises: ConfigError for a file that cannot be read, that is too large, or that is no TOML.
     """
     path = config_file(path)
@@ -84,6 +87,12 @@ def read_document(path: str | Path) -> dict[str, Any]:
 
 def override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
     """Sets each `a.b=c` in the document, and yields a problem for each that cannot be set.
+
+    Args:
+      document: tables by name, which are changed in place.
+      overrides: as `--set` states them: the dotted path of an option, and a value in TOML or as plain text.
+
+    Yields: sentences, as `problem` makes them.
 
     >>> document = {"run": {"rounds": 5}}
     >>> list(override(document, ["run.rounds=7", "model.name=mlp"])), document
@@ -128,6 +137,12 @@ def override(document: dict, overrides: Iterable[str]) -> Iterable[str]:
 
 def unset(document: dict, places: Iterable[str]) -> Iterable[str]:
     """Takes each table or option out of the document, and yields a problem for each that the document does not have.
+
+    Args:
+      document: tables by name, which are changed in place.
+      places: dotted paths of tables or options, as `--unset` states them.
+
+    Yields: sentences, as `problem` makes them.
 
     >>> document = {"downlink": {"quantize": {"bits": 8}}, "seed": 1}
     >>> list(unset(document, ["downlink.quantize"])), document

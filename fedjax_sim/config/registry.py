@@ -107,6 +107,9 @@ def admitted_parts() -> dict[str, Part]:
 def why_left_out(name: Any) -> str:
     """Says why a config cannot name this function of an admitted module; "" for other names, and where it can.
 
+    Args:
+      name: as a config states it, of any type.
+
     Guarantees: the argument is named (tests/config/test_own_parts.py::test_a_part_that_is_left_out_says_why).
     """
     part = admitted_parts().get(name) if isinstance(name, str) else None
@@ -214,6 +217,9 @@ def named(kind: Named) -> dict[str, Part]:
 
     Some parts could be named by a table of the config as well, such as samplers. These are left out if they need more
     than the number of clients, since weights, for example, belong to the config's own sampler.
+
+    Args:
+      kind: whose `types` the factories return.
 
     >>> sorted(named(Named(("Attackers",))))
     ['clients', 'poisoned', 'share_of_clients']

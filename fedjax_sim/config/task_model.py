@@ -29,7 +29,12 @@ class TaskModel(NamedTuple):
 
 
 def task_model(maker: Maker, data: FederatedData) -> TaskModel:
-    """Makes the model of a config for the task of the data; what is wrong is added to the maker's problems."""
+    """Makes the model of a config for the task of the data; what is wrong is added to the maker's problems.
+
+    Args:
+      maker: makes the parts of the config.
+      data: whose task, input shape and number of outputs the model gets.
+    """
     if "model" not in maker.parts:
         return TaskModel(None, None)
     part = maker.parts["model"]

@@ -35,6 +35,9 @@ def _key(name: str) -> str:
 def inline(value: Any) -> str:
     """Returns a value, or a table, as TOML in one line.
 
+    Args:
+      value: None, a truth value, a number, a text, or a list or dict of these.
+
     >>> inline({"name": "adam", "learning_rate": 0.1})
     '{name = "adam", learning_rate = 0.1}'
     """

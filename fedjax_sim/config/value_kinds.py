@@ -119,6 +119,9 @@ def _union(kind: Any) -> tuple:
 def rule(kind: Any) -> str:
     """Describes the kind for error messages.
 
+    Args:
+      kind: a type, `Literal`, a list of either, `Annotated` with a range, or a union of these.
+
     >>> rule(int | None), rule(list[float]), rule(Literal["drop", "error"])
     ('an integer or "none"', 'a list of finite numbers', 'one of "drop", "error"')
     """

@@ -132,7 +132,12 @@ class _Replay:
         return evaluate(program, inputs, self.step, constants=values)
 
     def step(self, equation: core.JaxprEqn, operands: list[Array]) -> Sequence[Array]:
-        """Returns the results of an equation. What holds no large constant stays as it is."""
+        """Returns the results of an equation. What holds no large constant stays as it is.
+
+        Args:
+          equation: of the program that is evaluated.
+          operands: its inputs.
+        """
         if not any(_large(inner) for _, inner in inner_programs(equation)):
             with as_traced(equation):
                 return bind(equation, operands)
@@ -178,7 +183,12 @@ class _Replay:
         )
 
     def on_devices(self, params: dict, operands: list[Array]) -> list[Array]:
-        """Returns the results of a `shard_map`, whose program every device runs with the whole constants."""
+        """Returns the results of a `shard_map`, whose program every device runs with the whole constants.
+
+        Args:
+          params: of the `shard_map`.
+          operands: its inputs.
+        """
         ids, values = list(self.values), list(self.values.values())
 
         def run(values: list[Array], *args: Array) -> list[Array]:

@@ -73,6 +73,9 @@ def walk(program: Program) -> Iterator[core.JaxprEqn]:
 def needed(program: Program) -> list[core.JaxprEqn]:
     """Returns the equations of a program that its results or its effects need, in their order.
 
+    Args:
+      program: whose equations are looked at; those of inner programs are not.
+
     >>> import jax, jax.numpy as jnp
     >>> program = jax.make_jaxpr(lambda x: (jnp.sin(x), jnp.cos(x))[0])(1.0)
     >>> [equation.primitive.name for equation in needed(program)]
@@ -190,6 +193,9 @@ def as_traced(equation: core.JaxprEqn) -> Iterator[None]:
     Operations that are traced inside the block get the equation's settings, its source line and its `jax.named_scope`s.
     These scopes stand inside of the scopes around the block. So profiles of a rewritten program point into the user's
     code.
+
+    Args:
+      equation: of a traced program.
 
     Guarantees:
       A scope of the user's loss stands in the compiled round (tests/laws/test_scopes.py).

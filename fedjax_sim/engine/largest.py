@@ -31,6 +31,7 @@ def largest_integer(x: Array, integer_of: Callable[[Array], Array] = lambda x: x
     Args:
       x: integers, or what `integer_of` makes integers of, element by element. On a CPU it is called on the parts of x,
         or XLA:CPU would write the integers of the whole array before it compares them.
+      integer_of: maps elements to integers, one by one; by default x is integers already.
 
     XLA:CPU vectorises no maximum over the last axis, but it vectorises comparisons of two arrays. On a CPU the larger
     numbers of eight parts are therefore taken until few are left. A GPU reduces a whole array with many threads. There
@@ -50,6 +51,9 @@ def largest_magnitude(x: Array) -> Array:
     """Returns [] the largest magnitude of an array's numbers, in their dtype; of complex numbers, in its real dtype.
 
     An array with a NaN gives NaN, an empty array gives 0.
+
+    Args:
+      x: of any shape; integers too.
 
     Guarantees:
       The result is right wherever the largest number is, and NaN wherever a NaN is, for sizes from 1 to 100,003

@@ -146,6 +146,9 @@ def working_bytes(program: Program) -> int:
     A value counts from the equation that computes it until its last use. The program's arguments and constants are not
     counted, and an equation's inner programs are counted while it runs.
 
+    Args:
+      program: traced, perhaps for shapes alone.
+
     >>> import jax.numpy as jnp
     >>> working_bytes(jax.make_jaxpr(lambda x: (x * 2 + 1).sum())(jnp.ones(1000)))  # x * 2, and the sum beside it
     8000

@@ -28,6 +28,9 @@ KINDS = {
 def opened(path: str | os.PathLike) -> BufferedReader:
     """Opens a regular file, or a link to one, to read its bytes.
 
+    Args:
+      path: of the file or link.
+
     Raises: OSError for a file that cannot be opened, and for a pipe, a device, a socket or a folder. It neither waits
       for a pipe's writer nor reads from a device.
 
@@ -81,6 +84,9 @@ def json_of(text: str | bytes) -> Any:
 
 def toml_of(text: str) -> dict[str, Any]:
     """Returns the tables of a TOML text.
+
+    Args:
+      text: the whole document.
 
     Raises: ValueError for a text that is no TOML, and for lists and tables that are nested deeper than `MOST_DEPTH`.
 

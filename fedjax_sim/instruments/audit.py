@@ -216,7 +216,7 @@ def audit_algorithm(
       algorithm: as in `canary_release`.
       claim: the claim that is tested; by default `claim_of(algorithm)`.
       num_rounds, adjacency, canary: as in `canary_release`.
-      Others as in `privacy.audit_release`.
+      num_releases, chunk, delta, confidence, tolerance: as in `privacy.audit_release`.
 
     Returns: an `Audit`: the verdict, and the interval of epsilon.
 

@@ -242,7 +242,13 @@ class _Reader:
         return chosen.kernels
 
     def kernel(self, x: _Instruction, around: _Computation, times: int) -> Kernel:
-        """Returns the kernel of one instruction."""
+        """Returns the kernel of one instruction.
+
+        Args:
+          x: the instruction.
+          around: the computation that holds it, in which its operands are found by name.
+          times: how often it runs in a call of the program.
+        """
         operand_types = [around[name].type for name in x.operands if name in around]
         if x.opcode == "fusion":
             parts, result_bytes, flops = self.fused(x.attribute(r"calls=%?([\w.\-]+)"))
@@ -263,7 +269,12 @@ class _Reader:
         )
 
     def moved(self, x: _Instruction, operand_types: list[str]) -> tuple[float, float]:
-        """Returns (bytes that are read, bytes that are written) by an instruction that is a kernel of its own."""
+        """Returns (bytes that are read, bytes that are written) by an instruction that is a kernel of its own.
+
+        Args:
+          x: the instruction.
+          operand_types: the types of its operands as HLO writes them, such as "f32[8,128]{1,0}".
+        """
         result_bytes = self.type_bytes(x.type)
         if x.opcode in READS_A_PART:
             return result_bytes + sum(map(self.type_bytes, operand_types[1:])), result_bytes

@@ -108,6 +108,11 @@ def least_seconds(program: CompiledProgram, chip: Chip, num_devices: int) -> dic
 
     It is no proof: bytes that lie in a GPU's cache come faster, kernels may overlap, and a switch may add on the way.
 
+    Args:
+      program: compiled for this chip.
+      chip: its bandwidths in bytes/s, its peaks in operations/s, and the seconds of a launch.
+      num_devices: D, the devices of an exchange's ring.
+
     Guarantees: each is as computed by hand (tests/instruments/test_target_forecast.py::test_seconds_by_hand).
     """
     seconds: dict[str, float] = dict.fromkeys(("memory", "matrix products", "launches", "exchanges"), 0.0)

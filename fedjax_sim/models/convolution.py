@@ -99,6 +99,11 @@ def xla_convolution(x: Array, kernel: Array, geometry: Geometry) -> Array:
     """Computes the convolution of x [n, *image, in] with a kernel [*kernel, in / groups, out] by XLA.
 
     Its gradients are those that JAX derives. If kernels are vmapped, it becomes a grouped convolution.
+
+    Args:
+      x: [n, *image, in].
+      kernel: [*kernel, in / groups, out].
+      geometry: the facts of the convolution, which fit both shapes.
     """
     rank = x.ndim
     image_axes = (0, rank - 1, *range(1, rank - 1))
@@ -122,6 +127,9 @@ def im2col(x: Array, kernel: Array, geometry: Geometry) -> Array:
     The inputs of each output pixel are gathered by slices and one concatenation, and multiplied by the kernel. The
     gradient is written by hand and has reverse mode only. For `jax.jvp`, and Hessian-vector products that use it, take
     `xla_convolution`.
+
+    Args:
+      x, kernel, geometry: as in `xla_convolution`.
     """
     edges = ((0, 0), *geometry.pads, (0, 0))
     distances = (1, *geometry.image_dilation, 1)

@@ -73,6 +73,11 @@ def _sums(graph: GraphData, messages: Array) -> Array:
 def graph_convolution(name: str, num_inputs: int, num_outputs: int, **options) -> GraphLayer:
     """Makes a graph convolution, Â h W + b. A node sends its row of h W, divided by the root of its degree + 1.
 
+    Args:
+      name: of the layer's parameters.
+      num_inputs, num_outputs: numbers of a node before and after the layer.
+      options: fields of `GraphLayer`, such as `dropout`.
+
     References: Kipf and Welling 2017, equation 2.
     """
 
@@ -102,6 +107,9 @@ def sample_mean(name: str, num_inputs: int, num_outputs: int, **options) -> Grap
 
     All neighbours are used, and a node without neighbours has the mean 0.
 
+    Args:
+      name, num_inputs, num_outputs, options: as in `graph_convolution`.
+
     References: Hamilton, Ying and Leskovec 2017, section 3.3 (the mean aggregator, with concatenation).
     """
 
@@ -129,6 +137,7 @@ def attention(
     The weights of node i are softmax_j(LeakyReLU(a . h_j W + c . h_i W)), for each head.
 
     Args:
+      name, num_inputs, options: as in `graph_convolution`.
       num_outputs: of each head.
       num_heads: number of heads.
       average: whether the outputs of the heads are averaged. Otherwise they are concatenated.
@@ -180,6 +189,10 @@ def typed(name: str, num_inputs: int, num_outputs: int, *, num_types: int, **opt
 
     An edge whose type is outside of [0, num_types) makes its receiver's embedding NaN.
 
+    Args:
+      name, num_inputs, num_outputs, options: as in `graph_convolution`.
+      num_types: R; edges have the types 0, ..., R - 1.
+
     References: Schlichtkrull et al. 2018, equation 2, with c_ir the number of neighbours by edges of type r.
     """
 
@@ -214,7 +227,11 @@ def typed(name: str, num_inputs: int, num_outputs: int, *, num_types: int, **opt
 
 
 def head(name: str, num_inputs: int, num_outputs: int, **options) -> GraphLayer:
-    """Makes a dense layer, h W + b, which reads each node by itself."""
+    """Makes a dense layer, h W + b, which reads each node by itself.
+
+    Args:
+      name, num_inputs, num_outputs, options: as in `graph_convolution`.
+    """
 
     def combine(params, graph, h, sent, received):
         return dense(params, h)

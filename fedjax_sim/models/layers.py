@@ -136,6 +136,10 @@ def max_pool(x: Array, *, size: int = 2) -> Array:
 
     Rows and columns at the end that do not fill a window are left out.
 
+    Args:
+      x: [n, height, width, channels].
+      size: in [1, min(height, width)].
+
     Guarantees: equals flax.linen.max_pool (tests/models/test_layers.py::test_max_pool_equals_linen). If several entries
     of a window are largest, they share the gradient equally.
 
@@ -162,6 +166,10 @@ def embedding(params: Params, tokens: Array) -> Array:
     """Returns the rows of the table for integer tokens [...].
 
     Token -1, padding, has zeros. Any other token without a row has NaN, since traced code cannot raise an error.
+
+    Args:
+      params: {"table": [tokens, features]}.
+      tokens: [...] integers.
 
     Guarantees: padding reads and trains no row, and an unknown token is never clamped to a row
     (tests/models/test_layers.py::test_embedding_padding_and_unknown_tokens).

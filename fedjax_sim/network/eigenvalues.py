@@ -45,6 +45,9 @@ def laplacian_matrix(graph: Graph) -> scipy.sparse.csr_matrix:
 def laplacian_extremes(graph: Graph) -> tuple[float, float]:
     """Computes lambda_2 and lambda_N of an undirected graph's Laplacian. lambda_2 is 0 if the graph is not connected.
 
+    Args:
+      graph: undirected, of N >= 2 nodes.
+
     Raises: ValueError for a directed graph, for a single node, and for a graph so large and badly connected that
     Lanczos does not converge.
 
@@ -71,6 +74,9 @@ def algebraic_connectivity(graph: Graph) -> float:
     """Computes lambda_2 of the Laplacian: above 0 for a connected graph, and larger for a better connected graph.
 
     It gives no rate of mixing by itself. For example, a star has 1 for every N. Use `spectrum` of the mixing matrix.
+
+    Args:
+      graph: as for `laplacian_extremes`.
 
     Raises: as `laplacian_extremes`.
 

@@ -364,6 +364,9 @@ def hears_back(graph: Graph) -> bool:
 
     This is true of undirected graphs, connected or not.
 
+    Args:
+      graph: directed or not.
+
     Guarantees: In a directed graph, arrows count in their direction only
     (tests/network/test_topology.py::test_directed_connection_is_strong).
     """

@@ -27,6 +27,10 @@ def checked_leaf(name: str, leaf) -> np.ndarray:
     Without x64 mode JAX would silently convert 64-bit leaves to 32 bits. This function converts them, and refuses a
     value that does not fit.
 
+    Args:
+      name: of the leaf, for errors.
+      leaf: what NumPy reads as an array, whose first axis counts examples.
+
     Raises: TypeError for objects, strings and complex numbers; ValueError for NaN, infinity and overflow.
     """
     x = np.asarray(leaf)
@@ -70,6 +74,11 @@ def checked_offsets(name: str, offsets, total: int) -> np.ndarray:
     """Returns checked offsets [N + 1] int64. They go from 0 to `total` and never fall.
 
     Client i owns rows offsets[i] to offsets[i + 1], so equal neighbours are an empty client.
+
+    Args:
+      name: of the offsets, for errors.
+      offsets: [N + 1] integers.
+      total: the number of rows, at least 1.
     """
     offsets = np.asarray(offsets)
     if offsets.ndim != 1 or len(offsets) < 2 or offsets.dtype.kind not in "iu":
@@ -91,6 +100,9 @@ def capacities(sizes: np.ndarray) -> tuple[int, ...]:
 
     Padding is cheaper if small clients are computed apart from large ones. The last class has the rows of the largest
     client. Of 64, 256, 1024, ... rows below that, a class exists if it holds a client that no smaller class holds.
+
+    Args:
+      sizes: [N] integers, the clients' numbers of rows.
 
     >>> capacities(np.array([5, 40])), capacities(np.array([5, 700])), capacities(np.array([700, 800]))
     ((40,), (64, 700), (800,))

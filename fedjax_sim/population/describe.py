@@ -73,6 +73,9 @@ def digest(data: Any) -> str:
     A run compares it, so that nobody resumes the run on other data unnoticed. A store that stays on the disk is read
     once, which takes about a second for each gigabyte.
 
+    Args:
+      data: a `FederatedData`.
+
     Raises: ValueError for a store whose files are not those of its manifest.
 
     Guarantees: a run refuses to resume on a CSV file that changed

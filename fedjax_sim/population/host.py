@@ -53,6 +53,10 @@ class _Source:
     def gather(self, ids, most: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Reads the first `most` rows of clients `ids`, which may have any shape, in the order of the file.
 
+        Args:
+          ids: integers; a client out of range has no rows.
+          most: rows of each client in the result.
+
         Returns: the leaves [*ids.shape, most, ...] and their mask [*ids.shape, most], as NumPy arrays.
         """
         if ids.size > CALLBACK_IDS:
@@ -77,7 +81,11 @@ class _Source:
         return examples, mask.reshape(*ids.shape, most)
 
     def announce(self, ids) -> np.ndarray:
-        """Asks the operating system to read the pages of clients `ids` [..., m] soon, and returns zeros [...]."""
+        """Asks the operating system to read the pages of clients `ids` [..., m] soon, and returns zeros [...].
+
+        Args:
+          ids: [..., m] integers; those out of range count as the nearest client.
+        """
         valid_ids = np.unique(np.clip(np.asarray(ids), 0, self.size - 1))
         valid_ids = valid_ids[self.counts[valid_ids] > 0]
         zeros = np.zeros(ids.shape[:-1], np.int32)
@@ -154,6 +162,9 @@ class Host(CheapReads):
         Use the returned ids, or the compiler drops the request. The request has no state and changes no bit. With
         several processes it is not made: outside of `shard_map` process 0 alone would run the callback, while all
         processes wait for it.
+
+        Args:
+          ids: integers of any shape.
         """
         ids = jnp.asarray(ids, jnp.int32)
         if jax.process_count() > 1:

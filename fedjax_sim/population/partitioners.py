@@ -62,6 +62,9 @@ def dirichlet_draws(
 
     There may be more clients than rows, and clients may share rows.
 
+    Args:
+      num_clients, alpha, min_examples, max_examples, seed: as in `population.dirichlet_draws`.
+
     >>> dirichlet_draws(num_clients=5, alpha=0.5).divide(np.array([0, 1])).sizes.shape
     (5,)
     """
@@ -101,6 +104,9 @@ def power_law_sizes(
 ) -> Partitioner:
     """Clients have sizes drawn from a power law, and their labels stay IID; see `population.quantity_power_law`.
 
+    Args:
+      num_clients, exponent, min_examples, seed: as in `population.quantity_power_law`.
+
     >>> int(power_law_sizes(num_clients=2).divide(np.zeros(7)).sizes.sum())
     7
     """
@@ -120,6 +126,9 @@ def lognormal_sizes(
     seed: NonNegativeInt = 0,
 ) -> Partitioner:
     """Clients have lognormal sizes, and their labels stay IID; see `population.quantity_lognormal`.
+
+    Args:
+      num_clients, sigma, min_examples, seed: as in `population.quantity_lognormal`.
 
     >>> lognormal_sizes(num_clients=4, sigma=0.0).divide(np.zeros(100)).sizes.tolist()
     [25, 25, 25, 25]

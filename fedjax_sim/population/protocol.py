@@ -25,6 +25,9 @@ REGISTER = "Write @jax.tree_util.register_dataclass above it, with size as a sta
 def check_population(population: Any) -> None:
     """Refuses an object that is not a population, before anything is compiled.
 
+    Args:
+      population: anything.
+
     Raises: TypeError or ValueError if `size` or `client(id)` is missing, or if the object is not a pytree of arrays.
       The same if its size is traced or not a positive integer, or if a client is not a `ClientData` of real numbers.
       TypeError if the object, or one of its groups, has some but not all members of `CheapReads`, `Groups` or

@@ -181,6 +181,9 @@ def _manifest(directory: pathlib.Path) -> tuple[dict, str]:
 def array_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Reads the header of an array in NumPy's format.
 
+    Args:
+      file: opened for bytes; it is read up to the header's end.
+
     Returns: its shape, whether it is in Fortran's order, and its dtype.
 
     Raises: ValueError for another format, a later version than 2, and a dtype of objects.
@@ -229,7 +232,12 @@ def _map(path: pathlib.Path, shape: list[int], dtype: str, num_bytes: int) -> Ma
 
 
 def open_store(directory: str | os.PathLike, *, verify: bool) -> CheckedStore:
-    """Checks and maps a store. With `verify` it also reads every byte and compares the SHA-256 sums."""
+    """Checks and maps a store. With `verify` it also reads every byte and compares the SHA-256 sums.
+
+    Args:
+      directory: written by `write_store`.
+      verify: True compares all sums; False compares that of the offsets alone.
+    """
     directory = pathlib.Path(directory).absolute()
     if not directory.is_dir():
         validate.fail("directory", "a folder written by write_store", str(directory))

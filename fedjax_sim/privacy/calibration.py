@@ -120,6 +120,7 @@ def calibrate(
       mechanism: the mechanism whose noise is sought; its own noise multiplier is not read. None: give the options of
         `written_down` instead, such as population_size, cohort_size and scheme.
       accountant: as in `account`.
+      options: of `written_down`; not read beside a `mechanism`.
 
     Returns: `Calibrated`.
 
@@ -258,7 +259,11 @@ def compare(
 
 
 def comparison_table(rows: list[ComparisonRow]) -> str:
-    """Formats the rows of `compare` as a text table."""
+    """Formats the rows of `compare` as a text table.
+
+    Args:
+      rows: with that of central noise as the first one.
+    """
     head = (
         "noise",
         "noise multiplier",

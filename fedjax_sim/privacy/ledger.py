@@ -154,6 +154,9 @@ class Ledger:
 
         If neither copy is the beginning of the other, the segments that only one of them has are counted as well.
 
+        Args:
+          other: at the same delta.
+
         Raises: ValueError for ledgers at different deltas.
         """
         if other.delta != self.delta:

@@ -250,6 +250,9 @@ class Mechanism:
         The event is meant for `PLDAccountant`, which itself allows for the two clip norms by which a replaced unit
         moves a sum. The event of a fixed-size sample is meant for `RdpAccountant`, which does not allow for this. So
         its Gaussian has half the noise multiplier.
+
+        Args:
+          rounds: T >= 0.
         """
         import dp_accounting as dp
 

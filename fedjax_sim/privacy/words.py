@@ -35,7 +35,11 @@ UNCOVERED = (
 
 
 def describe_rate(made: Mechanism) -> str:
-    """Describes the law of the cohort as a phrase."""
+    """Describes the law of the cohort as a phrase.
+
+    Args:
+      made: the mechanism that the accountant reads.
+    """
     clients = f"{made.detail('level', 'client')}s"
     size = f"{made.cohort_size:,.6g} of {made.population_size:,} {clients}"
     # A record is drawn in the steps of its client, whatever cohorts are drawn.

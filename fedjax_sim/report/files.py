@@ -76,7 +76,12 @@ def total_of(records: Sequence[Mapping], name: str) -> float:
 
 
 def headline_totals(records: Sequence[Mapping], timing: Sequence[Mapping]) -> dict[str, Any]:
-    """Returns the headline figures that the log alone gives, for a run without summary.json."""
+    """Returns the headline figures that the log alone gives, for a run without summary.json.
+
+    Args:
+      records: of `metrics.jsonl`, in their order.
+      timing: of `timing.jsonl`, in their order; empty without one.
+    """
     totals: dict[str, Any] = {"rounds": records[-1].get("round", len(records)) if records else 0}
     evaluated = [
         name for record in records for name in record if name.startswith(("test_", "attack_", "owner_", "personal_"))

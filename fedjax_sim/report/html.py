@@ -70,6 +70,10 @@ def page(title: str, parts: Iterable[str]) -> str:
     """Returns a self-contained page: one style sheet, the parts one after the other, nothing that loads or runs.
 
     The whole page is printable (`text.printable`), whatever its parts are.
+
+    Args:
+      title: plain text, which is escaped.
+      parts: HTML; empty ones are left out.
     """
     # The browser then refuses whatever an escaping error might let in.
     policy = "default-src 'none'; style-src 'unsafe-inline'"

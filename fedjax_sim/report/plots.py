@@ -124,6 +124,9 @@ def client_spread(records: Sequence[Mapping[str, Any]]) -> Any:
 
     Without held-out clients they are those of owners: of the model that each client would use, on the rows it keeps.
 
+    Args:
+      records: of the log, one a round; of each, five quantiles `held_out_loss_quantiles` and the like are read.
+
     Returns: a matplotlib Figure.
     """
     shown = []
@@ -229,6 +232,9 @@ def client_sizes(population: Mapping[str, Any]) -> Any:
 def participation_by_round(records: Sequence[Mapping[str, Any]]) -> Any:
     """Draws, round by round, clients invited and clients that reported; updates dropped and rounds skipped, if any.
 
+    Args:
+      records: of the log, one a round.
+
     Returns: a matplotlib Figure.
     """
     # Round 0 is the evaluation before training.
@@ -274,6 +280,9 @@ def participation_by_round(records: Sequence[Mapping[str, Any]]) -> Any:
 
 def variance_parts(records: Sequence[Mapping[str, Any]]) -> Any:
     """Draws the parts of the variance of a round's aggregate, in rounds with a variance probe, and their shares.
+
+    Args:
+      records: of the log, one a round; those with `variance_total` are drawn.
 
     Returns: a matplotlib Figure.
     """

@@ -68,6 +68,9 @@ def _course(name: str, show: Callable[[Any], str], points: list[tuple[float, flo
 def spread_in_words(records: Sequence[Mapping[str, Any]]) -> str:
     """Says what the median client has in the end, and what the worst twentieth has.
 
+    Args:
+      records: of the log, one a round. The last one with quantiles counts; without any the text is empty.
+
     >>> spread_in_words([{"round": 4, "held_out_loss_quantiles": [0.1, 0.2, 0.3, 0.4, 0.9]}])
     'After round 4 the median client has a loss of 0.3, and one client in twenty has more than 0.9.'
     """
@@ -91,6 +94,9 @@ def spread_in_words(records: Sequence[Mapping[str, Any]]) -> str:
 def labels_in_words(population: Mapping[str, Any]) -> str:
     """Says how one-sided the clients' labels are, beside those of all of them together.
 
+    Args:
+      population: the table of population.json. If its "label_counts" are missing or malformed, the text is empty.
+
     >>> labels_in_words({"label_counts": [[8, 2], [2, 8], [5, 5]]})
     'Half of these clients have one label in 80 % of their examples or more. Of all examples, 50 % have one label.'
     """
@@ -113,6 +119,9 @@ def labels_in_words(population: Mapping[str, Any]) -> str:
 def sizes_in_words(population: Mapping[str, Any]) -> str:
     """Says between which sizes most clients lie.
 
+    Args:
+      population: the table of population.json. Without "examples_quantiles" the text is empty.
+
     >>> sizes_in_words({"examples_quantiles": {"min": 4, "q25": 41, "median": 68, "q75": 97, "max": 160}})
     'Half of the clients have 41 to 97 examples; the smallest has 4, the largest 160.'
     """
@@ -130,6 +139,9 @@ def sizes_in_words(population: Mapping[str, Any]) -> str:
 
 def time_in_words(records: Sequence[Mapping[str, Any]]) -> str:
     """Says how long rounds took, and how much energy was spent for nothing.
+
+    Args:
+      records: of the log, one a round. Without `round_seconds` in any the text is empty.
 
     >>> time_in_words([{"round": 1, "round_seconds": 60.0, "joules": 10.0, "wasted_joules": 1.0}])
     'A round took 60 s at the median and 60 s at most. 10 % of the energy went into work that was lost.'

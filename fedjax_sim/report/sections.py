@@ -128,7 +128,12 @@ def _measured_on(records: Sequence[Mapping]) -> str:
 
 
 def left_out(records: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
-    """Yields how many updates were dropped, rounds were skipped, and invitations brought no report."""
+    """Yields how many updates were dropped, rounds were skipped, and invitations brought no report.
+
+    Args:
+      records: of the log, one a round.
+      summary: of summary.json; a count that differs from the log's is told.
+    """
     names = ("clients_invited", "clients_reported", "dropped_clients", "skipped_rounds")
     if not any(name in record for record in records for name in names):
         yield "The log does not record who took part."
@@ -158,7 +163,11 @@ def left_out(records: Sequence[Mapping], summary: Mapping) -> Iterable[str]:
 
 
 def variance(records: Sequence[Mapping]) -> Iterable[str]:
-    """Yields the parts of the aggregate's variance, for a run whose log has a variance probe; otherwise nothing."""
+    """Yields the parts of the aggregate's variance, for a run whose log has a variance probe; otherwise nothing.
+
+    Args:
+      records: of the log, one a round.
+    """
     probed = [record for record in records if math.isfinite(recorded_number(record.get("variance_total")))]
     if not probed:
         return
@@ -306,7 +315,12 @@ def _joined(words: Any) -> str:
 
 
 def spread_between_clients(records: Sequence[Mapping], population: Mapping) -> Iterable[str]:
-    """Yields the spread between clients, the labels that some of them hold, and the population's sizes."""
+    """Yields the spread between clients, the labels that some of them hold, and the population's sizes.
+
+    Args:
+      records: of the log, one a round.
+      population: the table of population.json; empty without one.
+    """
     names = [f"{place}_{metric}_quantiles" for place in ("held_out", "owner") for metric in ("loss", "accuracy")]
     if any(record.get(name) for record in records for name in names):
         words = "held-out" if any(record.get(name) for record in records for name in names[:2]) else "owners'"

@@ -288,7 +288,9 @@ def collect(
 def seen(star: Star, key: Array, cohort: Cohort, state: FederatedState, population: Population) -> Observed:
     """Collects a cohort's messages with an aggregator that keeps every one, and returns what the server sees of them.
 
-    Args and Raises: as for `collect`.
+    Args: as for `collect`.
+
+    Raises: as `collect`.
 
     Returns: `Observed`. An aggregator with a `view` of its own, such as a secure sum, decides what its server sees.
 

@@ -24,6 +24,9 @@ def check_parts(
     late clients and the clients' steps, noise and the sums that it protects, and the weights of clients, aggregator and
     sampler.
 
+    Args:
+      sampler, client, transform, aggregator, server: the parts, of which static facts are read.
+
     Guarantees: each transform composes with a suitable mean or sum, with the same bits on one device and on two, and
     composes with a modular sum or is refused (tests/laws/test_compositions.py); a client drawn in proportion to its
     size is not weighted by size as well (tests/laws/test_facts.py::test_nobody_counts_twice); an aggregator made for

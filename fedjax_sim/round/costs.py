@@ -316,6 +316,9 @@ def traffic(cohort: Cohort, up: Wire, down: Wire, by_invited: np.ndarray | None 
 def spending_metrics(cohort: Cohort) -> dict[str, Array]:
     """Metrics of the energy and time that a cohort's devices spend, where rounds take time (`Timing.spent`).
 
+    Args:
+      cohort: of one round; without times its `timing.spent` is None.
+
     Returns: {} without times, else four scalars:
       `joules`: the energy of all invited clients.
       `wasted_joules`: the part spent by invited clients who do not report.

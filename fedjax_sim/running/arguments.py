@@ -25,7 +25,11 @@ from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
 
 def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, callbacks: Any) -> None:
-    """Raises TypeError for arguments of `run` of a wrong type."""
+    """Raises TypeError for arguments of `run` of a wrong type.
+
+    Args:
+      key, algorithm, population, evaluation, callbacks: as the caller of `run` gave them, of any type.
+    """
     # An old-style key is an array of integers with one axis; a new-style key is a scalar of a key type.
     if not isinstance(key, jax.Array) or key.ndim != (not jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
         validate.fail("key", "one random key", key, "Make one: jax.random.key(0).", TypeError)
@@ -43,6 +47,9 @@ def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, call
 
 def check_initial_model(params: PyTree) -> None:
     """Raises ValueError for an initial model with NaN or inf: no client would send a finite update.
+
+    Args:
+      params: leaves of any dtype; only floats are looked at.
 
     Guarantees: `run` and `sweep` name the leaf
       (tests/running/test_loop.py::test_an_initial_model_that_is_not_finite_is_refused).

@@ -60,6 +60,10 @@ def kind_of(name: str, leaf: Any) -> str:
 def to_host(name: str, leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
     """Returns a leaf as a NumPy array in the dtype JAX holds it, and its entry in the header.
 
+    Args:
+      name: the leaf's path in the state, for errors.
+      leaf: an array, a number of Python, or a random key.
+
     Raises: ValueError for a 64-bit value that the narrower dtype does not hold exactly.
     """
     entry: dict[str, Any] = {"kind": kind_of(name, leaf)}
@@ -127,7 +131,11 @@ def encoded(header: bytes, arrays: list[np.ndarray]) -> Iterator[bytes | memoryv
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], np.ndarray]:
-    """Reads the header and the leaf bytes of a file, after checking its length and its hash."""
+    """Reads the header and the leaf bytes of a file, after checking its length and its hash.
+
+    Args:
+      path: of a checkpoint.
+    """
     try:
         data = memoryview(content_of(path))
     except OSError as error:

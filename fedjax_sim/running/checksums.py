@@ -115,6 +115,10 @@ class GrowingFile:
 def write(path: str | Path, data: bytes) -> Path:
     """Writes a file of a run's folder atomically; its checksum is listed first.
 
+    Args:
+      path: of the file, whose folder holds the list.
+      data: the whole new content.
+
     Returns: the path.
 
     Guarantees: killed at any moment, the list fits the file, old or new

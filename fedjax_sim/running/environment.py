@@ -32,7 +32,11 @@ def versions(*names: str) -> dict[str, str]:
 
 
 def environment(command: str) -> dict[str, Any]:
-    """Returns the content of `env.json`; `command` is the command line that repeats the run."""
+    """Returns the content of `env.json`; `command` is the command line that repeats the run.
+
+    Args:
+      command: for a shell.
+    """
     import platform
 
     import jax

@@ -28,6 +28,10 @@ class RunLocked(RuntimeError):
 def write_atomically(path: str | Path, parts: Iterable[bytes | memoryview]) -> Path:
     """Writes a temporary file, syncs it, renames it over `path`, and syncs the folder.
 
+    Args:
+      path: of the file, new or old.
+      parts: its new bytes, one part after the other.
+
     Raises: OSError, with `path` as its file.
 
     Guarantees: killed at any moment, `path` holds its old bytes or all of its new ones
@@ -65,6 +69,9 @@ def lock(directory: str | Path) -> Iterator[None]:
     """Locks a run's folder while the block runs; the kernel releases the lock when the process ends, however it ends.
 
     Temporary files of a killed holder are removed.
+
+    Args:
+      directory: the run's folder, which is made if it is missing.
 
     Raises: RunLocked at once if another process holds the lock; CheckpointError if the folder cannot be locked.
 

@@ -125,6 +125,11 @@ def program_digest(algorithm: Algorithm, params: PyTree, population: PyTree) -> 
 
     Constants in the programs count. Versions count because another compiler rounds differently. The digest ends in a
     question mark if a part of the programs cannot be read.
+
+    Args:
+      algorithm: whose init and step are traced.
+      params: the initial model, of which shapes and dtypes are read.
+      population: arrays or their shapes and dtypes, which are the programs' arguments.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     with engine.unplaced(), jax.default_matmul_precision(matmul_precision()):

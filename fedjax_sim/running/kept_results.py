@@ -76,6 +76,11 @@ class Kept:
 def keeping(folder: str | Path) -> Iterator[Kept]:
     """Inside of the block, `call` keeps results in a folder, and finds those that are there.
 
+    Args:
+      folder: of the kept results.
+
+    Yields: the kept results, which count what was computed anew.
+
     Guarantees:
       What was killed and goes on has the results of what was never killed
       (tests/study/test_kept.py::test_killed_and_resumed).
@@ -99,6 +104,10 @@ def call(function: jax.stages.Wrapped, *args: Any) -> Any:
     """Calls a function that `jax.jit` returned; inside of `keeping`, its result may come from the disk.
 
     Programs that call the host are always run, because what the host computes cannot be known.
+
+    Args:
+      function: of arrays, pure.
+      args: of the function; their contents count.
 
     >>> call(jax.jit(lambda x: 2 * x), 3).item()
     6

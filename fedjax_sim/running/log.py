@@ -89,6 +89,9 @@ def plain(value: Any) -> Any:
 
     Non-finite floats are texts, for JSON has none. An array is a list.
 
+    Args:
+      value: a number, an array, or a `Count`.
+
     >>> plain(np.float32(0.1)), plain(np.float32(np.nan)), plain(np.arange(2)), plain(jnp.bfloat16(np.nan))
     (0.1, 'nan', [0, 1], 'nan')
     """
@@ -142,6 +145,9 @@ def verified(directory: Path) -> int | None:
 
     The timing log holds a CRC-32 of each record. Records after the last commit have no other checksum, and a power
     failure may have truncated or lost them.
+
+    Args:
+      directory: the run's folder.
 
     Guarantees: a record that was changed after the last commit is found
     (tests/running/test_checksums.py::test_a_changed_tail_is_not_shown).
@@ -257,6 +263,10 @@ class Log:
 
     def check_same_run(self, identity: dict, allow_previous: bool) -> None:
         """Refuses a checkpoint of another run, before its program is traced, whose identity has no "program" yet.
+
+        Args:
+          identity: of this run, as for `run`, without "program".
+          allow_previous: as for `run`; it matters only if the newest checkpoint is damaged.
 
         Raises: CheckpointError with the differences.
         """
@@ -462,7 +472,12 @@ class Log:
             file.check_there()
 
     def summary(self, compile_seconds: float, peak_memory_bytes: int) -> dict[str, Any]:
-        """Returns the totals of the run and its last evaluation, as `summary.json` holds them."""
+        """Returns the totals of the run and its last evaluation, as `summary.json` holds them.
+
+        Args:
+          compile_seconds: of this session.
+          peak_memory_bytes: the most bytes of a device in use.
+        """
         totals = {name: 0 for name in ALWAYS} | totals_of(self.records, self.metrics)
         client_visits = visits_of(totals)
         totals.pop("clients_reported")

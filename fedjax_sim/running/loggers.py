@@ -111,6 +111,10 @@ class WeightsAndBiases:
         self.config = dict(config or {})
 
     def start(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Begins a run of W&B, or goes on under the id in `wandb/run_id`.
+
+        Args: as for `Logger.start`.
+        """
         import wandb
 
         mode = os.environ.get("WANDB_MODE", "offline")
@@ -161,6 +165,10 @@ class MLflow:
         self.config = config or {}
 
     def start(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Begins a run of MLflow, or goes on under the id in `mlflow_run_id`.
+
+        Args: as for `Logger.start`.
+        """
         import mlflow
         from mlflow.entities import Param
 
@@ -186,6 +194,10 @@ class MLflow:
         return self.client.create_run(id, run_name=self.directory.name).info.run_id
 
     def write(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Adds the records of rounds that MLflow does not have yet, in batches of at most `MLFLOW_NUMBERS` numbers.
+
+        Args: as for `Logger.write`.
+        """
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)

@@ -92,7 +92,8 @@ def run(
       evaluation: params -> dict of numbers (`metrics.evaluation(...)`), or (params, state) -> dict of numbers. It is
         called before the first round, every `evaluate_every` rounds, and at the end. Its values before the first round
         are the record of round 0, which holds nothing else. `algorithm.params_kind` says what the params are: those of
-        FedProto, for example, are a start that no round trains, and clients' own models are its result.
+        FedProto, for example, are a start that no round trains, and clients' own models are its result. None for no
+        evaluation.
       evaluate_every: rounds from one evaluation to the next, at least 1.
       directory: the folder of `metrics.jsonl` (one record a round), `timing.jsonl`, `summary.json` and `checkpoints/`.
       checkpoint_every: rounds from one checkpoint to the next. By default there is one after each evaluation, but no
@@ -116,8 +117,8 @@ def run(
         and last bits depend on (`environment.numerics`) are always compared. Data, other evaluations and callbacks are
         compared only as far as they are described here, and what a round computes in a host callback cannot be
         compared. The privacy ledger does not rely on the identity: rounds that are repeated with another program or
-        other data are another release, and count again.
-      files: texts by name, written into `directory` once the run is certain to start or continue.
+        other data are another release, and count again. None describes nothing.
+      files: texts by name, written into `directory` once the run is certain to start or continue; None for none.
       origin: a digest of all that algorithm and population are made from (`origin.origin_of`), under which the compiled
         rounds are kept: a later run of this origin traces nothing. The command line states it, whose configs are
         values. None where that is not known, as for functions of Python.
@@ -347,7 +348,11 @@ class _Session:
             return round_program_on(num_devices, algorithm, init_key(key), params, self.population)._asdict()
 
     def train(self, bar: Callable) -> None:
-        """Runs blocks until all rounds are done or a callback stops the run."""
+        """Runs blocks until all rounds are done or a callback stops the run.
+
+        Args:
+          bar: (records of a block, its seconds) -> None, as of `progress_bar`.
+        """
         stop, length = False, 1
         while self.round < self.stopping.num_rounds and not stop:
             # A block ends where an evaluation or a checkpoint is due.

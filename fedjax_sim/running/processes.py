@@ -63,6 +63,9 @@ class Processes:
     def agreed(self, call: Callable[[], T]) -> T:
         """Returns what `call` returns on this process; if it fails on one process, it fails on all.
 
+        Args:
+          call: takes nothing; all processes call it at the same point.
+
         Raises: the error of `call`; PeerFailed if only other processes have an error.
         """
         if not self.several:

@@ -36,6 +36,9 @@ def read_program(name: str) -> tuple[dict, list[np.ndarray]] | None:
     A file that is damaged, that was written under another name, or that others own or may write to, is not used. It
     stays, so that whoever compiles the program sees that it is to be written again. Reading runs no code.
 
+    Args:
+      name: of the file, in the folder of programs.
+
     Guarantees: every changed byte is found, and so are every other length and every other name
     (tests/running/test_program_files.py::test_damage, ::test_files_of_others, ::test_a_file_has_its_name).
     """
@@ -89,6 +92,9 @@ def write_program(name: str, meta: dict, arrays: list[np.ndarray]) -> bool:
 
 def make_room(most_bytes: int) -> None:
     """Removes the files that were read longest ago, until the others take at most `most_bytes`.
+
+    Args:
+      most_bytes: of all files together, at least 0.
 
     Guarantees: what was read last stays (tests/running/test_program_files.py::test_the_oldest_go_first).
     """

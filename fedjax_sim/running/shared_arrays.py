@@ -16,6 +16,9 @@ def on_all_devices(tree: T) -> T:
     """Returns arrays that are equal on every process as arrays replicated over all devices.
 
     Arrays that are already spread over the processes are not changed.
+
+    Args:
+      tree: arrays, numbers and keys.
     """
     if not current().several:
         return tree
@@ -45,6 +48,9 @@ def whole(tree: T) -> T:
     """Returns arrays over all devices as local ones.
 
     Arrays that are sharded over processes are gathered, which is a collective: all processes must call this.
+
+    Args:
+      tree: arrays, also such as are spread over processes; other leaves stay as they are.
     """
     if not current().several:
         return tree

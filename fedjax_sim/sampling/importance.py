@@ -187,6 +187,9 @@ def _draws_needed(chances: np.ndarray, cohort_size: int) -> int:
 def checked_weights(weights: Any) -> np.ndarray:
     """Checks weights and converts them to [N] float64.
 
+    Args:
+      weights: [N] numbers, on the host.
+
     Raises: ValueError or TypeError for other than finite numbers >= 0 that are not all 0.
     """
     rule = "a 1-dimensional array of finite numbers >= 0, not all 0"

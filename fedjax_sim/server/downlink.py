@@ -102,6 +102,9 @@ def wire_with_rest(server: ServerUpdate) -> Callable | None:
 
     The broadcast is {"params": the broadcast of `server`, ...}; the other entries are sent as they are.
 
+    Args:
+      server: the wrapped server.
+
     Returns: (broadcast_spec) -> `Wire`; None if `server` compresses nothing.
     """
     server_wire = server.wire

@@ -23,8 +23,10 @@ def kept_sweep(
 ) -> Sweep:  # fmt: skip
     """Runs a sweep as `sweeps.sweep` does; inside of `kept_results.keeping`, points that are finished are kept.
 
-    The arguments are those of `sweep`. Points of other code or versions are refused by the sweep, and are then run
-    again.
+    Points of other code or versions are refused by the sweep, and are then run again.
+
+    Args:
+      make, params, population, num_rounds, grid, seeds, options: as for `sweep`.
     """
     kept = kept_results.current_results()
     arguments = {"grid": grid, "seeds": seeds, **options}

@@ -154,6 +154,8 @@ def run_settings(make: Callable, settings: Sequence[MeasuredRun], rounds: int | 
       settings: what is run and measured.
       rounds: of settings that name no number of rounds. None takes as many as FedAvg needs to shorten the distance
         from its fixed point by the factor 1e-8, and 10 more.
+
+    Yields: for each setting the last distance to its target, times its scale.
     """
     runs = traced_runs(make, distance_to)
     largest_num_steps = max(int(np.max(setting.num_steps)) for setting in settings)

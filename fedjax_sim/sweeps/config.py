@@ -60,6 +60,9 @@ class SweepConfig(NamedTuple):
 
         Rows are found by their values, and a path that is written anew would be another value.
 
+        Args:
+          folder: of the file, from which relative paths count.
+
         Guarantees: the text loads back to the same combinations and configs
         (tests/sweeps/test_repeat.py::test_a_sweep_is_written_and_read_back).
         """

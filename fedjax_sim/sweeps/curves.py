@@ -67,6 +67,10 @@ def label_of(names: tuple[str, ...], values: tuple) -> str:
 
     Options that a combination has not are left out.
 
+    Args:
+      names: dotted paths of the options, such as "sampler.name".
+      values: a value for each name; "none" where the combination has no such option.
+
     >>> label_of(("algorithm.name", "transform.quantize.bits"), ("scaffold", 8))
     'scaffold, bits = 8'
     >>> label_of(("algorithm.name", "transform.quantize.bits"), ("fedavg", "none"))

@@ -30,6 +30,10 @@ def what_a_sweep_holds(folder: str | Path) -> str:
 def check_directory(directory: str | Path | None, resume: bool) -> None:
     """Refuses a folder that holds a run, a study or a sweep; or, for a resume, a folder without a sweep.
 
+    Args:
+      directory: of the sweep; None: no folder, and nothing is refused.
+      resume: whether a sweep in the folder goes on.
+
     Raises: FileExistsError for a folder with a run or a study, and with a sweep if `resume` is False; FileNotFoundError
     for a folder without a sweep if `resume` is True.
     """

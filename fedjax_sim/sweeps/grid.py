@@ -64,6 +64,9 @@ def combinations_of(grid: Mapping[str, Iterable] | Iterable[Mapping[str, Any]]) 
 def seeds_of(seeds: int | Sequence[int]) -> list[int]:
     """Returns the seeds 0..S-1 for a number S, or the seeds of a list.
 
+    Args:
+      seeds: S in [1, `MAX_POINTS`], or distinct integers >= 0, at least one.
+
     >>> seeds_of(3), seeds_of([7, 5])
     ([0, 1, 2], [7, 5])
     """

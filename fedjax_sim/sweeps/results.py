@@ -188,7 +188,11 @@ class Sweep(NamedTuple):
     def difference_of_each(
         self, metric: str, *, round: int | None = None, confidence: float = 0.95
     ) -> list[dict[str, Any] | None]:
-        """Returns the entries of `differences` for all combinations, in the order of `summary`; None for first ones."""
+        """Returns the entries of `differences` for all combinations, in the order of `summary`; None for first ones.
+
+        Args:
+          metric, round, confidence: as for `differences`.
+        """
         validate.in_range("confidence", confidence, 0, 1, open_low=True, open_high=True)
         numbers_of_seed: dict[tuple, dict[int, float]] = {}  # combination -> seed -> the metric
         for row in self._at(metric, round):
@@ -276,6 +280,9 @@ def shown_by_default(found: Sweep) -> str:
     Where clients of some combination have models of their own, it is the accuracy or loss of the model that each owner
     would use, on the owner's rows, which every combination has. Otherwise it is that of the shared model, or else any
     metric that all combinations have.
+
+    Args:
+      found: a sweep with at least one row.
 
     Guarantees: a sweep of local training and FedAvg is ranked by owners
     (tests/sweeps/test_own_models.py::test_owners_rank_a_sweep).

@@ -174,12 +174,12 @@ def sweep_points(
 
     Args:
       make: (**values) -> (the algorithm, its evaluation as for `run`).
+      combinations: the values of each combination, by option.
+      seeds, population, num_rounds, evaluate_every, metrics, batch, delta, directory, resume, progress: as for `sweep`.
       keys, starts: the key and the initial params of each seed.
       identity: as for `run`. A "grid" in it stands for the combinations, for example with the contents of files in
         place of their names.
       needed: a metric that the rows must have; None for none.
-
-    All other arguments are as for `sweep`.
 
     Raises: ValueError after the first points, if they lack the metric that is `needed`.
     """

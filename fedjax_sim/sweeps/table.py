@@ -48,6 +48,11 @@ def sweep_comparison(found: Sweep, metric: str, *, confidence: float = 0.95) -> 
 
     Seeds at which one of two rows diverged are left out of their difference, and counted in "diverged".
 
+    Args:
+      found: the sweep.
+      metric: of its rows.
+      confidence: of the intervals, in (0, 1).
+
     Guarantees: the numbers are those of `Sweep.summary` and `Sweep.differences`
       (tests/sweeps/test_runs.py::test_tables_hold_the_numbers).
     """
@@ -70,6 +75,9 @@ def sweep_comparison(found: Sweep, metric: str, *, confidence: float = 0.95) -> 
 
 def shown_value(value: Any) -> str:
     """Returns a value of a grid as a short text: of a table its options, without braces.
+
+    Args:
+      value: a number, a truth value, None, or a text, which may be a table in TOML.
 
     >>> shown_value("{error_feedback = {quantize = {bits = 8}}}"), shown_value('{name = "fedprox", coefficient = 0.5}')
     ('error_feedback.quantize.bits=8', 'fedprox, coefficient=0.5')
@@ -123,7 +131,12 @@ def shown_metric(metric: str, number: float, digits: int) -> str:
 
 
 def words_on_own_models(found: Sweep, metric: str) -> list[str]:
-    """Returns sentences on what a metric judges where clients of some combinations have models of their own."""
+    """Returns sentences on what a metric judges where clients of some combinations have models of their own.
+
+    Args:
+      found: the sweep.
+      metric: of its rows.
+    """
     rows = [row for row in found.rows if row["round"] == found.last_round and OWN_MODELS in row]
     combinations = {tuple(row[name] for name in found.names): row[OWN_MODELS] for row in rows}
     if not combinations:

@@ -63,7 +63,12 @@ class _Walk:
         return evaluate(program, facts, self.rule, constants=constant_facts, literal=lambda x: self.value(x.aval))
 
     def rule(self, eqn: JaxprEqn, operands: list[_Fact]) -> list[_Fact]:
-        """Returns the facts of an equation's results."""
+        """Returns the facts of an equation's results.
+
+        Args:
+          eqn: an equation of the program.
+          operands: their facts.
+        """
         name = eqn.primitive.name
         results: list[_Fact] = []
         first = self.position
@@ -81,7 +86,11 @@ class _Walk:
         return [self.result(eqn, operands)] + [_Fact()] * (len(eqn.outvars) - 1)
 
     def result(self, eqn: Any, operands: list[_Fact]) -> _Fact:
-        """Returns the fact of an equation's result, and notes the floats that must stay because of the equation."""
+        """Returns the fact of an equation's result, and notes the floats that must stay because of the equation.
+
+        Args:
+          eqn, operands: as for `rule`.
+        """
         name = eqn.primitive.name
         size = getattr(eqn.outvars[0].aval, "size", 1)
         # XLA joins nothing across a broadcast.

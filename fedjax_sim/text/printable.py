@@ -22,6 +22,9 @@ def printable(value: Any) -> str:
     Escaped are control characters except tabs and line feeds, marks of direction, characters without a width, line and
     paragraph separators, and lone surrogates. Backslashes stay, so text that is escaped already does not change.
 
+    Args:
+      value: anything; `str` makes its text.
+
     Guarantees:
       A terminal or a browser acts on no character of the result, and ordinary letters and emoji stay
       (tests/text/test_printable.py::test_what_is_escaped).

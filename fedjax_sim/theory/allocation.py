@@ -170,6 +170,9 @@ class ErrorPath(NamedTuple):
         The error may rise from the first round on, if the start is below the floor. It may also fall and then rise, if
         late clients are never heard.
 
+        Args:
+          most: at least 1.
+
         Guarantees: The number is that of a search over all rounds
         (tests/theory/test_allocation.py::test_best_rounds_are_those_of_a_search).
         """

@@ -175,6 +175,9 @@ def blocks(design: SamplingDesign) -> tuple[np.ndarray, int]:
 def num_cohorts(design: SamplingDesign) -> int:
     """Counts the cohorts that `enumerate_cohorts` would list; 2^62 stands for more than any limit.
 
+    Args:
+      design: a `SamplingDesign` of any scheme.
+
     >>> num_cohorts(SamplingDesign(scheme="poisson", population_size=10, cohort_size=1, num_slots=10))
     1024
     """

@@ -15,6 +15,10 @@ _ROWS = 1 << 20  # array elements that become float64 at a time, which bounds th
 def checked_values(values: Any, weights: Any = None) -> tuple[np.ndarray, np.ndarray]:
     """Checks values and weights.
 
+    Args:
+      values: [N] or [N, d] real numbers.
+      weights: [N] finite numbers >= 0, not all 0; None for equal weights.
+
     Returns: ([N, d] values in their own dtype, [N] float64 weights >= 0, which are ones if None).
 
     Raises: ValueError for other shapes or dtypes, and for weights that are negative, not finite, or all zero.

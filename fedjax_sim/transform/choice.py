@@ -196,6 +196,11 @@ def squared(update: PyTree, masks: PyTree | None = None) -> Array | float:
 def random_mask(key: Array, size: int, number: int) -> Array:
     """Draws a random set: [size] bool with `number` times True, every such set equally likely.
 
+    Args:
+      key: of the draw.
+      size: at least 1, static.
+      number: in [0, size], static.
+
     Guarantees: the set has `number` entries in every draw, and entries and pairs of entries are drawn equally often
     within 6 standard deviations (tests/transform/test_sparsify.py::test_random_positions_are_uniform).
     """

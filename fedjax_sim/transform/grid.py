@@ -62,7 +62,12 @@ class Grid(NamedTuple):
         return padded.reshape(-1, self.block_size)
 
     def units(self, xp: ModuleType, groups: Sequence[AnyArray]) -> Sequence[Array | float]:
-        """Returns the distance between levels for each group of numbers, from `grouped`."""
+        """Returns the distance between levels for each group of numbers, from `grouped`.
+
+        Args:
+          xp: NumPy or jax.numpy.
+          groups: the numbers of each leaf; for blocks [blocks, block size].
+        """
         if self.fixed is not None:
             return [self.fixed / self.top] * len(groups)
         shares_one_scale = self.scope == "vector" and len(groups) > 1
@@ -102,7 +107,11 @@ class Grid(NamedTuple):
         return jnp.round(position) if self.nearest else prng.stochastic_round(key, position)
 
     def squared_error(self, update: PyTree) -> Array | float:
-        """Computes E |output - update|^2 over the key, exactly; float64 NumPy leaves give float64."""
+        """Computes E |output - update|^2 over the key, exactly; float64 NumPy leaves give float64.
+
+        Args:
+          update: leaves of JAX or of NumPy.
+        """
         leaves, xp = leaves_of(update)
         groups = [self.grouped(xp, x) for x in leaves]
         total = 0.0
@@ -213,6 +222,10 @@ def with_clipped_share(transform: UpdateTransform, limit: Array | float) -> Upda
     """Adds the metric `clipped_share` to a transform: the share of numbers beyond +-limit.
 
     The metric is NaN for an update that is not finite.
+
+    Args:
+      transform: of updates; its own metrics are dropped.
+      limit: > 0.
 
     Guarantees: numbers are counted exactly over a cohort, and a number on the limit is not beyond it
     (tests/transform/test_quantize.py::test_clipped_share); the count of an update that is not finite is NaN

@@ -190,6 +190,9 @@ def privunit_parameters(epsilon: float) -> HalfSpace:
     The densities inside and outside, over that of N(0, I), have the ratio p (1 - P) / ((1 - p) P) = e^epsilon. With
     the density f of N(0, 1), the mean of <V, u> is f(gamma) (p / P - (1 - p) / (1 - P)).
 
+    Args:
+      epsilon: > 0.
+
     >>> privunit_parameters(8.0).mean > privunit_parameters(2.0).mean > 0
     True
     """

@@ -120,6 +120,9 @@ def learned_from(population: Any) -> tuple[Learned, ...] | None:
     The record is the population's attribute `learned`. A population without that attribute states nothing. What the
     populations inside of it record holds for it too, beside what it may have learnt itself.
 
+    Args:
+      population: of any type.
+
     Returns: () if nothing was learnt; None if that is not known.
 
     >>> learned_from(object()) is None

@@ -85,6 +85,9 @@ def named_arguments(function: Callable[P, R]) -> Callable[P, R]:
     function takes them as `**options: Unpack[Options]`; `help`, `inspect` and the errors then show every option. Ranges
     and choices in annotations are checked: `Literal`, and `Annotated` with `Number`, `Integer` or `Checked`.
 
+    Args:
+      function: of arguments by position or by name; its annotations are read at the first call.
+
     >>> from fedjax_sim.validate import Positive, PositiveInt
     >>> @named_arguments
     ... def half(x: float, *, of: float): return x / of

@@ -92,6 +92,12 @@ def positive(name: str, value: Any, *, hint: str = "", wide: bool = False) -> No
 def integer(name: str, value: Any, low: int = 1, high: int = INT32_MAX, *, hint: str = "") -> None:
     """Refuses all but an integer (not a bool) in [low, high]: Python's, or NumPy's int64, so products do not wrap.
 
+    Args:
+      name: the argument's name, for the error.
+      value: the value to be checked.
+      low, high: the range, both ends included.
+      hint: what to do about an error.
+
     >>> integer("num_rounds", 0)
     Traceback (most recent call last):
         ...
@@ -121,6 +127,9 @@ def as_written(value: float | Fraction) -> Fraction:
     """Returns a number as its decimals read, for products that are rounded to integers.
 
     In floats 1.001 * 1000 is below 1001, and would be rounded down to 1000.
+
+    Args:
+      value: a finite number of Python or NumPy.
 
     >>> as_written(1.001) * 1000
     Fraction(1001, 1)

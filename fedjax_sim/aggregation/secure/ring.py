@@ -119,6 +119,9 @@ class Ring(NamedTuple):
         """Converts elements to the float32 numbers in [-q/2, q/2) that they represent, where q is the modulus.
 
         Numbers of at most 24 bits, of either sign, are exact; others are within two units in the last place.
+
+        Args:
+          a: elements, words of any shape.
         """
         if self.num_lanes == 1:
             # Shifted to the top of a word and back as a signed integer, so that the highest bit is the sign.
@@ -153,6 +156,9 @@ def _rotated(x: Array, bits: int) -> Array:
 def multiplied(a: Array, b: Array) -> Array:
     """Computes a b modulo 2^31 - 1, for uint32 a and b below the prime, in words of 32 bits.
 
+    Args:
+      a, b: of shapes that broadcast.
+
     Guarantees: the product equals that of Python's integers modulo 2^31 - 1
     (tests/aggregation/secure/test_ring.py::test_products_and_powers).
 
@@ -175,6 +181,10 @@ def multiplied(a: Array, b: Array) -> Array:
 
 def power(base: Array, exponent: Array | int) -> Array:
     """Computes base^exponent modulo 2^31 - 1, for uint32 numbers below the prime; base^(2^31 - 3) is 1 / base.
+
+    Args:
+      base: of any shape.
+      exponent: of a shape that broadcasts with it.
 
     Guarantees: the power equals that of Python's `pow` with the modulus 2^31 - 1
     (tests/aggregation/secure/test_ring.py::test_products_and_powers).

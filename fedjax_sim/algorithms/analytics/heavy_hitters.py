@@ -175,7 +175,12 @@ class _Tree(NamedTuple):
         return (is_own[:, None] & is_next[None] & is_open).astype(jnp.float32).reshape(-1)
 
     def grown(self, shares: Array, state: dict[str, Array]) -> dict[str, Array]:
-        """Returns the state after a round, whose prefixes are those that pass the threshold, by falling shares."""
+        """Returns the state after a round, whose prefixes are those that pass the threshold, by falling shares.
+
+        Args:
+          shares: [L 2^b], the share of votes of each child of each prefix, perhaps with noise.
+          state: {"level", "prefixes", "shares"} before the round.
+        """
         children = (state["prefixes"][:, None] << self.bits) + jnp.arange(self.num_children)[None]
         children = children.reshape(-1)
         # Noise may vote for children of an empty place, and for symbols that do not exist.

@@ -127,7 +127,14 @@ def squared_distances_to_centers(x: Array, centers: Array) -> Array:
 def drawn_in_a_box(
     count: int, low: float, high: float, seed: int, input_shape: Sequence[int] | None
 ) -> Callable[[], Array]:
-    """Returns a function () -> [count, d] float32 that draws points uniformly in [low, high]^d."""
+    """Returns a function () -> [count, d] float32 that draws points uniformly in [low, high]^d.
+
+    Args:
+      count: number of points.
+      low, high: the box's ends in each coordinate, low < high.
+      seed: of the draw.
+      input_shape: of a row's features, whose product is d. None: the returned function raises a ValueError.
+    """
     if not high > low:
         validate.fail("high", f"more than low = {low:g}", high, "It is the box in which centroids are drawn.")
 

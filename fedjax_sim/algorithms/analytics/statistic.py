@@ -262,6 +262,10 @@ def row_values(examples: PyTree, column: int | None) -> Array:
     A number that is NaN is in no bin, and below no threshold. `nan_among` makes the message NaN, so that the client
     counts as one whose message is not finite.
 
+    Args:
+      examples: {"x": [n, ...], "y": [n] or [n, 1]}, of which one is read.
+      column: of x, in [0, d); None for y.
+
     Raises: ValueError for a column that the rows do not have; TypeError for rows without such numbers.
     """
     if column is not None:

@@ -120,6 +120,9 @@ def arrivals_only(traffic: Traffic) -> Sampler:
     It draws no cohorts. Formulas and accountants refuse its design, and weights by examples are refused too, because
     fast clients arrive more often. Nobody arrives twice in a step, so clients may keep states.
 
+    Args:
+      traffic: how clients come and go; its block is the cohort's size.
+
     Guarantees: `sample`, the accountants' mechanism, the variance budget, and weights by examples in an aggregator that
     takes weights raise ValueError
     (tests/algorithms/asynchronous/test_asynchronous.py::test_what_reads_the_parts_refuses).

@@ -31,6 +31,11 @@ def advanced(clock: Clock, ticks: Array, ticks_per_second: int) -> Clock:
 
     Unlike `Clock.moved` it takes all uint32 numbers of ticks.
 
+    Args:
+      clock: the time before.
+      ticks: [] uint32.
+      ticks_per_second: of the clock, static.
+
     >>> later = advanced(Clock(jnp.int32(5), jnp.int32(900)), jnp.uint32(2300), 1000)
     >>> int(later.seconds), int(later.ticks)
     (8, 200)

@@ -84,6 +84,7 @@ def fedasync(
         before the step are trained together, and their models are mixed in one after the other. The step ends before
         the first client whose model is made in the step. So M changes the speed. It changes results only through random
         draws, since keys belong to steps. C / 8 is a good value.
+      nonfinite, plan, mesh: as in `federated`.
 
     Returns: an Algorithm with the info of `asynchronous`; `update_norm` is the norm of the change in the whole step. A
     message that is not finite makes a version too, which equals the version before it.

@@ -226,6 +226,12 @@ class _Tiers(NamedTuple):
 
         Its result is (ids [m], who will report [m] bool, ticks until the last client is done or has left, how many
         leave, `Begun`).
+
+        Args:
+          key: of the round's draws.
+          order: [N] int32, all clients from the fastest to the slowest, from `order`.
+          load: as in `take_off`.
+          clock: the time at which the round begins.
         """
         size = self.devices.population_size
         edges = [q * size // self.number for q in range(self.number + 1)]

@@ -42,6 +42,7 @@ def fedbuff(
         refused unless the aggregator takes no weights.
       server_optimizer: any optax transformation; SGD with rate 1 by default. Its rate is the paper's eta_g.
       aggregator: the mean of the K updates by default.
+      transform, downlink, nonfinite, plan, mesh: as in `asynchronous`.
 
     Guarantees: the models equal those of an event loop in NumPy up to rounding
     (tests/algorithms/asynchronous/test_asynchronous.py::test_fedbuff_is_the_event_loop), and the other guarantees of

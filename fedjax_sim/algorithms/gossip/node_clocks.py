@@ -29,6 +29,11 @@ class NodeTiming(NamedTuple):
     def checked(cls, devices: Devices | None, barrier: str, population_size: int) -> NodeTiming:
         """Makes the timing, after a check of its options.
 
+        Args:
+          devices: of the nodes; None: time is not simulated.
+          barrier: "global" or "local"; without devices "global" alone.
+          population_size: number of nodes, which the devices must have too.
+
         Raises: ValueError, TypeError for devices of another population, for devices that are not always there, and for
         a word that is no barrier.
         """

@@ -250,6 +250,8 @@ def hierarchical_fedavg(
         cloud; see `as_client_update`. None without a clock. In a config the table [devices] describes the edges' links,
         and the clients have devices of the same kind unless there is a table [algorithm.edge_devices].
       plan: of the clients inside of an edge; edges follow one another, or are shared out over devices.
+      nonfinite: of messages to an edge and to the cloud, as in `federated`.
+      mesh: devices that share the edges, as in `federated`.
 
     Guarantees: the models are those of NumPy, with momentum at both levels
     (tests/algorithms/hierarchy/test_hierfavg.py::test_the_recipe); and the guarantees of `as_client_update`.

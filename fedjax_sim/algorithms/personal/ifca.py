@@ -157,6 +157,12 @@ def perturbed_models(key: jax.Array, params: PyTree, count: int, spread: float) 
     spread / sqrt(num_inputs), by which inputs of about 1 move an output by about `spread`. Biases of 0 stay 0, as
     initialisers leave them: where other leaves have inputs, zeros without inputs get no noise.
 
+    Args:
+      key: of the noise.
+      params: leaves [...].
+      count: number of models, at least 1.
+      spread: >= 0, relative to a leaf.
+
     Raises: ValueError if two of the models are equal; not where the models are traced.
     """
     leaves, structure = jax.tree.flatten(params)

@@ -79,6 +79,9 @@ def on_simplex(values: Array) -> Array:
 
     It is max(values - c, 0) for the one c that makes the sum 1, which a sort finds in O(n log n).
 
+    Args:
+      values: [n] floats, n >= 1.
+
     >>> on_simplex(jnp.array([0.5, 1.0, -2.0])).tolist()
     [0.25, 0.75, 0.0]
     """

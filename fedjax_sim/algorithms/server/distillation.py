@@ -99,6 +99,7 @@ def feddf(
       squared_temperature: True: the factor T^2, by which gradients have about the same size for every T (Hinton et al.
         2015). False: without it, as in the paper's code.
       transform: of the updates; it must send numbers, not integers.
+      nonfinite, plan, mesh: as in `federated`.
 
     Raises: ValueError, TypeError for public rows that are not finite, for a transform that sends integers, and for a
     student's rate that falls over rounds.

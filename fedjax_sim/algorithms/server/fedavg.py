@@ -37,6 +37,7 @@ def fedsgd(
       sampler: draws the cohorts.
       optimizer: plain SGD such as `optax.sgd(0.1)`; a step at the server equals a step at each client.
       aggregator: `aggregation.mean()` by default.
+      transform, downlink, nonfinite, plan, mesh: as in `federated`.
 
     Guarantees: with full participation it is centralised gradient descent (tests/oracles/test_centralised.py).
 
@@ -70,6 +71,7 @@ def fedavg(
       server_optimizer: any optax transformation; SGD with rate 1 by default, which replaces the model by the mean of
         the local models.
       aggregator: `aggregation.mean()` by default.
+      transform, downlink, nonfinite, plan, mesh: as in `federated`.
 
     Guarantees: matches a NumPy oracle (tests/oracles/test_fedavg.py) and, on quadratics, its closed-form biased fixed
     point (tests/oracles/test_fixed_points.py).
@@ -98,6 +100,8 @@ def fedprox(
     Args:
       loss_fn, sampler, optimizer, aggregator: as in `fedavg`.
       coefficient: >= 0, mu in the paper; 0 is FedAvg.
+      num_steps, num_epochs, batch_size, weighting, shuffle: as in `client.work`.
+      transform, downlink, nonfinite, plan, mesh: as in `federated`.
 
     Guarantees: coefficient 0 is FedAvg bit for bit (tests/client/test_proximal.py); on quadratics the fixed points are
     those of a closed form (tests/oracles/test_fixed_points.py).
@@ -137,6 +141,8 @@ def fednova(
         An aggregator that is not homogeneous, such as `norm_bounding`, is refused too: it would measure, and shorten,
         the number of steps together with the direction.
       transform: applied to the direction alone, without noise; the number of steps is sent beside it, unchanged.
+      num_steps, num_epochs, batch_size, weighting, shuffle: as in `client.work`.
+      downlink, nonfinite, plan, mesh: as in `federated`.
 
     Guarantees: on quadratics the fixed points are those of Wang et al. 2020, theorem 1
     (tests/oracles/test_fednova.py); a clip or a sparsifier does not change the number of steps
@@ -232,6 +238,7 @@ def record_private_fedavg(
       num_examples: n, a public upper bound on the rows of a client. None is refused, because a record is in a batch
         with probability batch_size / n. A config takes the rows of the largest client, which are then treated as
         public.
+      transform, downlink, nonfinite, plan, mesh: as in `federated`.
 
     Guarantees: without noise and clipping, on whole clients, it is FedAvg
     (tests/oracles/test_record_private_fedavg.py::test_without_privacy_it_is_fedavg); its epsilon is that of the

@@ -34,6 +34,9 @@ def fedavgm(
       server_learning_rate: the rate, positive.
       momentum: in [0, 1).
       nesterov: Nesterov's momentum.
+      num_steps, num_epochs, batch_size, weighting, shuffle: as in `client.work`.
+      aggregator: `aggregation.mean()` by default.
+      transform, downlink, nonfinite, plan, mesh: as in `federated`.
 
     Guarantees: the server's steps equal this recurrence up to rounding, and with Nesterov's momentum w <- w + rate
     (Delta + momentum v) (tests/server/test_optimizer.py::test_momentum_matches_its_recurrence).
@@ -59,6 +62,9 @@ def fedadagrad(
     Args:
       loss_fn, sampler, optimizer: as in `fedavg`.
       server_learning_rate, adaptivity: as in `server.adaptive`, which says how optax's Adagrad differs.
+      num_steps, num_epochs, batch_size, weighting, shuffle: as in `client.work`.
+      aggregator: `aggregation.mean()` by default.
+      transform, downlink, nonfinite, plan, mesh: as in `federated`.
 
     References: Reddi et al. 2021, algorithm 2; its mean is the plain one, `weighting="uniform"`.
     """
@@ -84,6 +90,9 @@ def fedadam(
       loss_fn, sampler, optimizer: as in `fedavg`.
       server_learning_rate, first_decay, second_decay, adaptivity: as in `server.adaptive`, which says how optax's Adam
         differs.
+      num_steps, num_epochs, batch_size, weighting, shuffle: as in `client.work`.
+      aggregator: `aggregation.mean()` by default.
+      transform, downlink, nonfinite, plan, mesh: as in `federated`.
 
     References: Reddi et al. 2021, algorithm 2; its mean is the plain one, `weighting="uniform"`.
     """
@@ -111,6 +120,9 @@ def fedyogi(
       loss_fn, sampler, optimizer: as in `fedavg`.
       server_learning_rate, first_decay, second_decay, adaptivity: as in `server.adaptive`, which says how optax's Yogi
         differs.
+      num_steps, num_epochs, batch_size, weighting, shuffle: as in `client.work`.
+      aggregator: `aggregation.mean()` by default.
+      transform, downlink, nonfinite, plan, mesh: as in `federated`.
 
     References: Reddi et al. 2021, algorithm 2; its mean is the plain one, `weighting="uniform"`.
     """
@@ -141,6 +153,7 @@ def fedexp(
         step is extrapolated.
       average_last: True evaluates the mean of the last two models, as the paper does; training is the same either way.
       weighting: "uniform" is the paper's.
+      transform, downlink, nonfinite, plan, mesh: as in `federated`.
 
     Guarantees: matches the paper in NumPy (tests/oracles/test_fedexp.py::test_matches_the_paper); on clients that share
     a minimum it converges in fewer rounds than FedAvg (::test_fewer_rounds_than_fedavg).

@@ -64,6 +64,7 @@ def mime_lite(
       num_steps, num_epochs, batch_size, shuffle: as in `client.work`.
       weighting: "uniform" is the paper's.
       downlink: of model and statistics, as for `federated`; refused with "rmsprop" and "adam".
+      transform, nonfinite, plan, mesh: as in `federated`.
 
     Guarantees: matches a NumPy transcription of the paper (tests/oracles/test_mime.py::test_matches_the_paper); with
     "sgd" it is FedAvg (::test_sgd_without_correction_is_fedavg), and so has FedAvg's biased fixed point.
@@ -106,6 +107,8 @@ def mime(
         `mime_lite`.
       transform: what each of a client's two messages passes through, separately; without memory at the clients, and
         without noise, which no accountant covers here.
+      num_steps, num_epochs, batch_size, shuffle: as in `client.work`.
+      nonfinite, plan, mesh: as in `federated`.
 
     `dropped_clients` is the larger count of the two passes: at least so many messages could not be used. Where only a
     client's local steps overflow, its gradient stays in c, which the other clients have used already. Without a usable

@@ -173,6 +173,7 @@ def regularized_node_loss(
     """Computes the mean loss of all labelled nodes + decay / 2 |first layer|^2.
 
     Args:
+      places: where each layer is computed.
       decay: >= 0.
       params, joint, key, taps: as in `LayerPlaces.outputs`.
 

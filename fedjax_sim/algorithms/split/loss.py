@@ -65,7 +65,14 @@ class Split:
         return self.through(through, params, examples, key)
 
     def through(self, tap: Callable, params: PyTree, examples: PyTree, key: Array | None) -> dict[str, Array]:
-        """Computes the loss with `tap` in the place of the links, as `network.link.transcript` does."""
+        """Computes the loss with `tap` in the place of the links, as `network.link.transcript` does.
+
+        Args:
+          tap: (link, key, x, source, target, *, name, kind) -> what the party `target` receives of x [batch, ...].
+          params: of the whole model.
+          examples: {"x": [batch, ...], "y": [batch, ...]}, and a column `PRESENT` if `decorrelation` is positive.
+          key: of the step; None for an evaluation, which leaves the distance correlation out.
+        """
         check_examples(examples)
         plain = Link()
         smashed: list[Array] = []  # the activations that the client sends

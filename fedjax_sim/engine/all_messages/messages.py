@@ -120,6 +120,9 @@ def gaps(messages: Messages) -> Array:
 
     Each message is scaled by a power of two so that its largest magnitude is in [1, 2).
 
+    Args:
+      messages: u_1, ..., u_m.
+
     Returns: symmetric, 0 on the diagonal, infinity past float32's range. The error is about 2^-20 of
     |u_i|^2 + |u_j|^2. So the distance of two messages that are much closer than they are long has few correct digits.
 

@@ -183,7 +183,13 @@ class _Terms(NamedTuple):
         return cls(order, coefficients, zero)
 
     def added(self, x: Array, start: Array, width: int) -> Array:
-        """Returns the sum over messages of a tile's columns, [1, width]."""
+        """Returns the sum over messages of a tile's columns, [1, width].
+
+        Args:
+          x: [places, d], a leaf of all messages.
+          start: [] int32, the first of the columns.
+          width: their number, static.
+        """
         dtype = tree.at_least_float32(x.dtype)
 
         def group(i, total):
@@ -219,6 +225,10 @@ def mean_and_distances(messages: Messages, weights: Array) -> tuple[PyTree, Arra
     """Returns (`weighted_mean_of_messages`, the `squared_distances` from it), in one pass over the messages.
 
     A few columns of all messages are read twice, for the mean and for the distances, while a core's cache holds them.
+
+    Args:
+      messages: u_1, ..., u_m.
+      weights: [m] >= 0; if none is positive, the mean is zero.
 
     Guarantees: it has the bits of the two functions
     (tests/engine/all_messages/test_messages.py::test_a_mean_and_the_distances_from_it).

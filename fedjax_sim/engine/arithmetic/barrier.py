@@ -111,7 +111,11 @@ def rounded_here(values: PyTree, source: PyTree | HiddenZero) -> PyTree:
 
 
 def rounding_here(source: PyTree | HiddenZero) -> Callable[[PyTree], PyTree]:
-    """Returns `rounded_here` with this source, for many values: the -0.0 that it adds to them is made once."""
+    """Returns `rounded_here` with this source, for many values: the -0.0 that it adds to them is made once.
+
+    Args:
+      source: as in `rounded_here`.
+    """
     zero = hidden_zero(source).value
 
     @functools.cache
@@ -197,6 +201,9 @@ def unsigned_zeros(values: PyTree) -> PyTree:
 
     Compilers may turn the sign of a zero that is x + 0 or a sum of products, so the sign has no meaning. Without it,
     values that are kept or sent have the same bits in every program.
+
+    Args:
+      values: leaves of any dtype; those that are no floats stay as they are.
 
     >>> import jax.numpy as jnp
     >>> unsigned_zeros(jnp.array([-0.0, 1.0])).tolist()

@@ -470,6 +470,9 @@ def spread_out(acc: ExactSum) -> tuple[Array, Array, Array]:
     Two devices may keep different bins of a coordinate. So the arrays have a row for every bin there is, and each word
     stands in the row of its bin.
 
+    Args:
+      acc: a sum of d coordinates in normal form.
+
     Returns: (1 at the top bin of each coordinate and else 0, low words, high words), each [bins, d] int32, with rows
       for the bins from POISONED down.
     """

@@ -265,6 +265,9 @@ def total(acc: ExactSums) -> PyTree:
     """Returns the sums as floats: float64 for float64 leaves, else float32.
 
     A coordinate is NaN if a value was added to it that is not finite.
+
+    Args:
+      acc: the sums of a pytree's leaves.
     """
     leaves: list = [None] * len(acc.spec)
     parts = exact_sum.sums_as_floats(list(acc.parts)) if _are_sums(acc.parts) else acc.parts

@@ -281,7 +281,11 @@ class _Rewriter:
         return _divided(*values) if name == "div" else None
 
     def has_choice(self, equation: core.JaxprEqn) -> bool:
-        """Returns whether a compiler may round the results of an equation in more than one way."""
+        """Returns whether a compiler may round the results of an equation in more than one way.
+
+        Args:
+          equation: of the program that is rewritten.
+        """
         if not self.rounds:
             return False
         name = equation.primitive.name
@@ -312,6 +316,12 @@ class _Rewriter:
 
         The zero is passed to the inner programs before their own arguments. Equations of a kind that takes no further
         argument let each inner program make a zero of its own.
+
+        Args:
+          name: of the equation's primitive, such as "scan".
+          values: the operands.
+          params: the equation's parameters, which hold the inner programs; they are copied.
+          zero: the hidden zero of the program around the equation.
         """
         given = self.with_zero_argument
         params = dict(params)
@@ -352,6 +362,11 @@ class _Rewriter:
 
         The program is traced again inside of a `shard_map`, because its collectives need the mesh's axes when they are
         traced. The zero comes from outside, where it is the same on all devices: results may have to be the same.
+
+        Args:
+          params: of the `shard_map`.
+          values: its operands.
+          zero: the hidden zero of the program around it.
         """
         program = core.ClosedJaxpr(params["jaxpr"], ())
         options = {"check_vma": params["check_vma"], "axis_names": params["newly_manual_axes"]}

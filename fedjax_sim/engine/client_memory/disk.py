@@ -149,6 +149,9 @@ class MemoryFile:
     def sync(self, version: int) -> None:
         """Brings every row to the disk; called before a checkpoint of `version` is written.
 
+        Args:
+          version: of the state, which must be that of the file.
+
         Raises: MemoryFileError for a file that was deleted or replaced, or of another version.
         """
         self._check_version(version)

@@ -122,7 +122,11 @@ class Journal:
         self.reached, self.end = version + last, self.end + len(batch) + DIGEST
 
     def batches(self, end: int | None = None) -> Iterator[Batch]:
-        """Yields the batches up to a byte, or up to the first that is not whole."""
+        """Yields the batches up to a byte, or up to the first that is not whole.
+
+        Args:
+          end: a position in the file, in bytes; None: the end of the last whole batch.
+        """
         place = START
         end = self.end if end is None else end
         while place + BATCH.size <= end:

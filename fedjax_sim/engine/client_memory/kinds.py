@@ -50,6 +50,9 @@ class Sharded:
         """See `engine.take`: the rows of each device's slots go around, and every device fills in those that it holds.
 
         So a device has the rows of one device's slots at a time, and never those of the whole cohort.
+
+        Args:
+          ids: [m] int32, the clients of the slots, in range.
         """
         axis, shares = self.mesh.axis_names[0], self.mesh.size
 
@@ -70,7 +73,13 @@ class Sharded:
         return jax.tree.map(lambda x: x[: ids.shape[0]], rows), self
 
     def put(self, ids: Array, rows: PyTree, where: Array) -> Sharded:
-        """See `engine.put`: the rows of each device's slots go around, and every device writes those that it holds."""
+        """See `engine.put`: the rows of each device's slots go around, and every device writes those that it holds.
+
+        Args:
+          ids: [m] int32, the clients of the slots.
+          rows: their new states, leaves [m, ...].
+          where: [m] bool, the slots that write.
+        """
         axis, shares = self.mesh.axis_names[0], self.mesh.size
 
         def on_device(memory, ids, rows):

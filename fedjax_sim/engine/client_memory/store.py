@@ -155,6 +155,10 @@ def owned(state: PyTree, borrowed: PyTree) -> PyTree:
     A leaf is copied if it shares a buffer with `borrowed` (a user's model, a population), or with an earlier leaf.
     Everything else stays where it is, client memory above all.
 
+    Args:
+      state: of the algorithm.
+      borrowed: arrays whose buffers must stay as they are.
+
     Guarantees: leaves that share no buffer are not copied
     (tests/engine/client_memory/test_store.py::test_only_shared_buffers_are_copied).
     """
@@ -258,7 +262,12 @@ def gathered(state: PyTree, *, spec: bool = False) -> PyTree:
 
 
 def scattered(state: PyTree, like: PyTree) -> PyTree:
-    """Inverts `gathered`: returns the state with client memory split, or on disk, as in `like`."""
+    """Inverts `gathered`: returns the state with client memory split, or on disk, as in `like`.
+
+    Args:
+      state: as `gathered` returns it.
+      like: a state with the same shapes, in the kinds of memory that are wanted.
+    """
 
     def node_as_memory(node, plain):
         """Returns a part of a state in the kind of memory of `node`, a part of `like`."""

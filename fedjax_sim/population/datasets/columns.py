@@ -201,6 +201,9 @@ def _stacked(arrays: list[np.ndarray]) -> np.ndarray:
 def concatenated_rows(first: Column, second: Column) -> Column:
     """Returns the rows of both columns. A column in which all is missing takes the kind of the other.
 
+    Args:
+      first, second: two columns of one name, whose rows follow one another.
+
     Raises: `NotUnderstood` for numbers in one and texts in the other, and for arrays of different shapes.
     """
     if first.is_missing.all() or second.is_missing.all():
@@ -259,6 +262,9 @@ def identities(column: Column) -> Identities:
 
     Texts are integers if each of them is the only text of its integer, without leading zeros: of '1' and '2', and not
     of '007' and '7'. So the same ids are read from a file as from a frame.
+
+    Args:
+      column: of texts or of numbers; a missing value gets the code -1.
 
     >>> identities(read_column(["10", "9", None, "10"]))
     Identities(codes=array([ 1,  0, -1,  1]), names=('9', '10'), integers=(9, 10))

@@ -87,6 +87,9 @@ def _array(place: str, values: Any) -> np.ndarray:
 def leaf_split(folder: pathlib.Path) -> dict[str, dict[str, np.ndarray]]:
     """Reads every JSON file in a folder of LEAF, such as train/.
 
+    Args:
+      folder: of the files `*.json`.
+
     Returns: user -> {"x", "y"}, arrays of numbers or texts. Users are in the order of the sorted file names.
 
     Raises: ValueError or TypeError for a file that is not JSON in LEAF's layout, for users that occur twice, and for

@@ -22,6 +22,9 @@ def speeches(text: str) -> dict[str, str]:
     A speech begins with `NAME:` on a line of its own, at the start of the file or after an empty line. Then follows its
     text.
 
+    Args:
+      text: the whole file, in which lines end in a line feed.
+
     >>> speeches("A:\\nHello,\\nyou.\\n\\nB:\\nYes?\\n\\nA:\\nBye.\\n")
     {'A': 'Hello,\\nyou.\\nBye.\\n', 'B': 'Yes?\\n'}
     """
@@ -44,6 +47,10 @@ def windows(codes: np.ndarray, length: int) -> dict[str, np.ndarray]:
     """Cuts codes [k] into windows that do not overlap: x [n, length], and y with the next character of each position.
 
     The last window is padded, with 0 in x and -1 in y.
+
+    Args:
+      codes: [k] integers, one for each character.
+      length: of a window, at least 1.
 
     >>> windows(np.array([5, 6, 7, 8]), 2)
     {'x': array([[5, 6],

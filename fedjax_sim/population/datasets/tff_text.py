@@ -128,6 +128,11 @@ def sentences(texts: Sequence[list[str]], code: dict[str, int], length: int) -> 
     Words that `code` lacks become UNKNOWN. A text of `length` words or more loses its end mark, and its words past
     `length` are cut off.
 
+    Args:
+      texts: lists of words.
+      code: the number of each known word.
+      length: tokens of a row, at least 1.
+
     >>> sentences([["hi", "you"]], {"hi": 4}, 4)
     {'x': array([[1, 4, 3, 0]], dtype=int32), 'y': array([[ 4,  3,  2, -1]], dtype=int32)}
     """

@@ -123,6 +123,9 @@ def node_data(
 def read_cora(directory: str) -> tuple[GraphData, np.ndarray, dict[str, np.ndarray]]:
     """Reads Cora from a folder, see `cora`.
 
+    Args:
+      directory: the folder with cora.npz.
+
     Returns: the graph, whose word features add up to 1 in each row, the labels [2708], and name -> nodes of the public
     split ("train", "validation", "test").
 

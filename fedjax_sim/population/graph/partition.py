@@ -84,7 +84,11 @@ def shared_graph(num_clients: int) -> tuple[Learned, ...]:
 
 
 def stacked_graphs(graphs: list[GraphData]) -> GraphData:
-    """Stacks graphs of different sizes to one batch with leaves [n, ...], padded to the largest graph."""
+    """Stacks graphs of different sizes to one batch with leaves [n, ...], padded to the largest graph.
+
+    Args:
+      graphs: n >= 1 of them, all with types of edges or none with them.
+    """
     num_nodes, num_edges = (
         max(1, *(len(leaf(graph)) for graph in graphs)) for leaf in (lambda g: g.ids, lambda g: g.senders)
     )

@@ -117,6 +117,10 @@ def counts_of_labels_in_range(population: Population, num_labels: int) -> np.nda
     Labels are read from `y`. Labels of K or more are not counted. Negative labels, such as the padding label -1, must
     not occur among valid rows: as indices they count from the end.
 
+    Args:
+      population: of N clients whose examples have an integer `y`.
+      num_labels: K.
+
     >>> from fedjax_sim.population import stored
     >>> counts_of_labels_in_range(stored({"y": np.array([0, 2, 2])}, [0, 1, 3]), 3).tolist()
     [[1, 0, 0], [0, 0, 2]]

@@ -60,6 +60,9 @@ class Poisoned(Around):
         If `self.pull` is given, every client has a `pull`, since clients are vmapped. It is 0 for an honest client
         whose inner population has None.
 
+        Args:
+          id: [] int32 in [0, N).
+
         Guarantees: honest clients have the same examples, and train as before
         (tests/population/poisoned/test_poisoning.py::test_only_the_chosen_change,
         tests/adversary/test_constrained.py::test_the_honest_train_as_before).
@@ -174,7 +177,12 @@ def check_data(data: FederatedData) -> None:
 
 
 def check_rows(data: FederatedData, rows: float) -> FederatedData:
-    """Returns the data set, and refuses it if a share `rows` of its poisoned clients' examples is no row at all."""
+    """Returns the data set, and refuses it if a share `rows` of its poisoned clients' examples is no row at all.
+
+    Args:
+      data: as `poisoned` returns it.
+      rows: in [0, 1].
+    """
     train = data.train
     assert isinstance(train, Poisoned), "poisoned by the caller"
     if len(train.poisoned_ids):
@@ -197,7 +205,14 @@ def check_rows(data: FederatedData, rows: float) -> FederatedData:
 
 @validate.named_arguments
 def chosen_clients(size: int, clients: Sequence[int] | None, share: float | None, seed: NonNegativeInt) -> np.ndarray:
-    """Returns the ids of the poisoned clients, rising. The arguments are those of `poisoned`."""
+    """Returns the ids of the poisoned clients, rising.
+
+    Args:
+      size: N, the number of clients.
+      clients: distinct ids in [0, N); None: a `share` of all clients is drawn.
+      share: of all clients, in [0, 1], which is rounded to a number of clients; None: `clients` are given.
+      seed: of the draw.
+    """
     if (clients is None) == (share is None):
         validate.fail("share", "either clients or share", {"clients": clients, "share": share}, "Say who is poisoned.")
     if share is not None:

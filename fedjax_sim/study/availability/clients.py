@@ -177,6 +177,9 @@ def rate_rows(
       correlations: correlations of rates and optima.
       num_looks: models behind each mean.
       seed: decides everything.
+
+    Yields: for each correlation and each aggregate two comparisons: the bias of the first coordinate, and the excess
+      loss.
     """
     availability = by_chance(seed)
     rates = rates_of(size, seed)
@@ -219,6 +222,8 @@ def persistence_rows(
       stays: mean rounds of a presence and of an absence.
       num_looks: models behind each mean.
       seed: decides everything.
+
+    Yields: for each stay two comparisons: the bias of the first coordinate, and the excess loss.
     """
     for rounds in stays:
         availability = network.markov(rounds * SLOT, rounds * SLOT, slot_seconds=SLOT, seed=seed)
@@ -265,6 +270,8 @@ def day_rows(work: QuadraticFedAvg, size: int, share: float, seed: int) -> Itera
       size: N.
       share: the share of the day in which a client is available.
       seed: decides everything.
+
+    Yields: for each training and each hour at which it is looked at, the distance of a model to the optimum.
     """
     window, is_available, centers = day(size, share, seed)
     optimum = centers.mean(0)

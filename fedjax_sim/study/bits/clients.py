@@ -81,6 +81,8 @@ class QuantizedClients(Vectors):
           key: the random key of all runs.
           bits: bits for each number.
           num_runs: independent runs.
+
+        Yields: for each of the rounds `LOOKS` the squared distance to the optimum; the last one is the floor.
         """
         quantizer = self.quantizer(bits)
         errors = self.errors(key, self.algorithm(quantizer, step_size=STEP_SIZE), num_runs, LOOKS, batch=BATCH,

@@ -107,7 +107,16 @@ def _messages(key: Array, m: int, dimension: int) -> Array:
 
 
 def _breakdown_points(key: Array, m: int, f: int, dimension: int) -> Iterator[Comparison]:
-    """Measures the smallest number of attackers that breaks each rule, when all send the same far message."""
+    """Measures the smallest number of attackers that breaks each rule, when all send the same far message.
+
+    Args:
+      key: of the honest messages.
+      m: number of messages.
+      f: number of attackers that the rules are built for.
+      dimension: d.
+
+    Yields: for each rule the number of attackers, in [1, m]; m if m - 1 do not break it.
+    """
     x = _messages(key, m, dimension)
     for name, make in RULES.items():
         rule = LONG if name == "geometric median" else make(m, f)

@@ -176,6 +176,14 @@ def _slopes(draws: dict[tuple, np.ndarray], sizes: Sequence[int], multiplier: fl
     """Measures the slope of log variance against log m, with one sample for each group of releases.
 
     All groups have the same degrees of freedom, so the bias of the logarithms cancels in a slope.
+
+    Args:
+      draws: as in `_ratios`.
+      sizes: m, rising.
+      multiplier: z, that of all places.
+      clip_norm: C.
+
+    Yields: for each place the slope, over `GROUPS` groups.
     """
     for place in PLACES:
         grouped = [

@@ -74,6 +74,8 @@ class UnequalClients(Vectors):
           key: the random key of all rounds.
           settings: (part, C, z, factor); a factor of 1 leaves the updates as they are.
           num_runs: independent rounds of each setting.
+
+        Yields: for each setting the squared error of a release.
         """
 
         def make(clip_norm, multiplier, factor):
@@ -94,6 +96,8 @@ class UnequalClients(Vectors):
         Args:
           key: the random key of the rounds.
           norms: C.
+
+        Yields: for each C the squared error of a release.
         """
         algorithm = side_by_side(lambda clip_norm: self.algorithm(transform.clip(clip_norm)), {"clip_norm": norms})
         errors = self.errors(stream(key, "biases"), algorithm, 1)
@@ -113,6 +117,8 @@ class UnequalClients(Vectors):
           multiplier: z.
           step_size: eta.
           num_runs: independent runs of each C.
+
+        Yields: for each C the squared distance to the optimum after `FLOOR_ROUNDS` rounds.
         """
 
         def make(clip_norm):

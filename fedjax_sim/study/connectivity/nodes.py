@@ -108,6 +108,8 @@ def decay(key: Array, name: str, size: int, dimension: int, *, marks: list[int],
       dimension: independent coordinates, which are the samples of the distance.
       marks: numbers of rounds, rising.
       seed: decides the nodes' vectors and a random graph.
+
+    Yields: for each of the marks the squared distance, up to the first whose prediction is below `LEAST`.
     """
     mixing = _mixing(name, size, seed)
     eigenvalues, kind = eigenvalues_of(name, size)
@@ -143,6 +145,8 @@ def agreement(key: Array, name: str, size: int, dimension: int, seed: int) -> It
       size: N.
       dimension: d of the nodes' vectors.
       seed: decides the nodes' vectors and a random graph.
+
+    Yields: two comparisons: the rounds, and the bytes.
     """
     mixing = _mixing(name, size, seed)
     eigenvalues, _ = eigenvalues_of(name, size)
@@ -186,6 +190,8 @@ def floors(key: Array, size: int, num_runs: int) -> Iterator[Comparison]:
       key: the random key of all runs.
       size: N, a power of 4.
       num_runs: independent runs on each graph.
+
+    Yields: for each of the graphs `SMALL` the squared distance.
     """
     # Optima that vary like the slowest mode of a ring, so that a ring averages them as slowly as possible.
     centers = np.cos(2 * np.pi * np.arange(size) / size)[:, None] * np.sqrt(2)

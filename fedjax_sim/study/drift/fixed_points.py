@@ -36,6 +36,8 @@ def fixed_point_rows(
       problems: the clients, by their heterogeneity.
       steps: K, rising.
       etas: step sizes of local steps, rising.
+
+    Yields: a comparison for each setting of each algorithm.
     """
     size = len(base.problem.centers)
     makes = _algorithms(size)

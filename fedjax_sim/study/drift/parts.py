@@ -56,6 +56,9 @@ def proximal_rows(base: Base, weights: Sequence[float]) -> Iterator[Comparison]:
     Args:
       base: the base setting of the study.
       weights: lambda.
+
+    Yields: for each weight the distance of the fixed point to the optimum and the contraction of a round, then how far
+      clients drift.
     """
     size = len(base.problem.centers)
     pair = two_kinds(base.problem, PAIR)
@@ -143,6 +146,8 @@ def bias_rows(base: Base, steps: Sequence[int]) -> Iterator[Comparison]:
     Args:
       base: the base setting of the study.
       steps: K.
+
+    Yields: for each setting the norms of the bias, of its parts, of its leading term, and of the bias less this term.
     """
     size = len(base.problem.centers)
     identical_clients = QuadraticProblem(*(np.repeat(x[:1], size, 0) for x in base.problem))
@@ -182,6 +187,8 @@ def model_drift_rows(size: int, alpha: float, steps: Sequence[int], seed: int) -
       alpha: the parameter of the clients' Dirichlet label shares; small values give unlike clients.
       steps: K, rising; the first, the middle and the last are used.
       seed: decides data and model.
+
+    Yields: for each K and step size the norms of these vectors, without predictions.
     """
     data = population.digits_partition(num_clients=size, alpha=alpha, held_out_clients=0, seed=seed)
     model = models.linear(input_shape=data.input_shape, num_outputs=data.num_outputs)

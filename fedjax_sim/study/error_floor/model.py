@@ -34,6 +34,8 @@ def model_floor(key: Array, size: int, num_runs: int, seed: int) -> Iterator[Com
       size: N.
       num_runs: independent runs of each setting.
       seed: decides the clients' data.
+
+    Yields: for each step size and cohort the excess loss, beside the estimate from the minimum's moments.
     """
     from scipy.optimize import minimize
 

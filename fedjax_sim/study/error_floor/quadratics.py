@@ -129,6 +129,9 @@ class Quadratics:
         The quantiser's error depends on where updates lie between two levels. At the floor, updates fluctuate with the
         model around their mean. A first budget therefore gives their standard deviation, and a second budget uses the
         quantiser's error for updates with this standard deviation.
+
+        Args:
+          setting: what is run; without `bits` its messages are not rounded.
         """
         if not setting.bits:
             return self._budget(setting, 0.0)
@@ -235,6 +238,8 @@ class Quadratics:
           key: the random key of all runs.
           setting: what is run, with all causes together.
           num_runs: R.
+
+        Yields: for each of the rounds the excess loss.
         """
         budget = self.budget(setting)
         last_round = self.rounds_to_floor(setting, budget)

@@ -121,6 +121,9 @@ def model_rows(key: Any, name: str, fields: Sequence[ModelPopulation], options: 
       name: the part's name.
       fields: the part's populations, with one model and one size.
       options: the study's options.
+
+    Yields: for each population its measures without predictions, then the slowdown. If a run misses the target, the
+      loss after the last round over the target takes the place of the slowdown.
     """
     num_runs = options["num_runs"]
     last_round = options["num_rounds"]

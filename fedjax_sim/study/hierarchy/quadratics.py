@@ -57,6 +57,8 @@ def quadratic_rows(
       edge_rounds: kappa, edge rounds in a cloud round.
       num_steps: K local steps in an edge round.
       step_size: eta.
+
+    Yields: for each kappa and grouping two comparisons: the distance, and the rounds.
     """
     size, dimension = problem.centers.shape
     work = {"num_steps": num_steps, "step_size": step_size}

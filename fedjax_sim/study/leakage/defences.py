@@ -183,6 +183,8 @@ def defences(options: Mapping[str, Any]) -> Iterator[Defence]:
 
     Args:
       options: the study's options.
+
+    Yields: a point for each batch size and each defence.
     """
     clip_norm = options["clip_norm"]
     m = options["num_clients"]

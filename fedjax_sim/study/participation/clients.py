@@ -140,6 +140,8 @@ class WeightedClients:
           key: the random key of all rounds.
           cohort: m, the expected cohort size.
           num_rounds: independent rounds behind each variance.
+
+        Yields: six variances, one for each sampler with its aggregator.
         """
         size = self.size
         total_weight = float(self.weights.sum())

@@ -140,6 +140,9 @@ def equal_delays(
       weights: names of WEIGHTS, the first one "constant". The others are measured at 1.01 of the limit and at
         `floor_step`.
       mixing: says whether FedAsync is measured too.
+
+    Yields: factors per step without noise, the error of a stale gradient, floors under noise, and with `mixing` those
+      of FedAsync.
     """
     size = delay + 1
     limit = theory.delayed_step_limit(delay)
@@ -194,6 +197,14 @@ def _stale_gradient(conditions: dict[str, Any], delay: int, step: float, path: n
 
     The gradient is the difference of two models over the step. Its error is exact by theory, and at most L times the
     distance of the model from the stale version.
+
+    Args:
+      conditions: of the comparisons.
+      delay: tau.
+      step: the server's step size.
+      path: [steps + 1, d] models, one for each version.
+
+    Yields: the error against its exact value, and against its bound.
     """
     t = 3 * delay + 3
     used_gradient = (path[t] - path[t + 1]) / step

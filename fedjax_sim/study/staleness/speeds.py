@@ -88,6 +88,8 @@ def speeds(key: Array, clients: int, weights: Sequence[str], num_runs: int) -> I
       clients: N, all of them in flight.
       weights: names of WEIGHTS.
       num_runs: independent runs of each weight.
+
+    Yields: for each of the weights the share of the slow half in the mean model, in [0, 1].
     """
     is_slow = np.arange(clients) >= clients // 2
     data = population.quadratic_population([1.0] * clients, is_slow.astype(float))
@@ -122,6 +124,8 @@ def buffers(key: Array, concurrency: int, sizes: Sequence[int], num_runs: int) -
       concurrency: C clients in flight, of eight times as many.
       sizes: K.
       num_runs: independent runs of each size.
+
+    Yields: for each buffer size the staleness in versions, the delay of an update and the time of a version in seconds.
     """
     clients = 8 * concurrency
     data = population.quadratic_population([1.0] * clients, [0.0] * clients)

@@ -59,6 +59,8 @@ def map_rows(setting: ProximalMap, weights: Sequence[float], steps: Sequence[flo
       setting: clients, local work and rounds.
       weights: lambda.
       steps: eta of local steps.
+
+    Yields: for each pair of weight and step the gap, the distance to the optimum.
     """
     problem = setting.problem
     everybody = sampling.full(len(problem.centers))

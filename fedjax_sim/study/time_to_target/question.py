@@ -142,6 +142,9 @@ def steps_of(name: str, server: ServerMode, runs: Watched) -> Iterator[Compariso
       name: the server's name.
       server: the server with its predictions.
       runs: the server's runs.
+
+    Yields: a comparison for each predicted quantity of a round; further ones where theory has a law of infinitely many
+      clients, or of updates and staleness.
     """
     conditions = {"server": name, "part": "step"}
     steps = runs.steps
@@ -172,6 +175,8 @@ def target_of(name: str, server: ServerMode, runs: Watched, target: float) -> It
       server: the server with its predictions.
       runs: the server's runs.
       target: a test accuracy.
+
+    Yields: four comparisons, or the accuracy in [0, 1].
     """
     conditions = {"server": name, "part": "target"}
     seconds = runs.until(target, "round_seconds")
