@@ -17,7 +17,7 @@ from jax.core import Tracer
 from fedjax_sim import validate
 from fedjax_sim.types import Array, PyTree
 
-SMALL = 1 << 11  # the most numbers of a leaf that is grouped with others
+MAX_GROUPED_LEAF = 1 << 11  # the most numbers of a leaf that is grouped with others
 
 
 def varying(tree: PyTree, by: Array) -> PyTree:
@@ -101,7 +101,7 @@ def leaf_groups(leaves: Sequence[Any], dtypes: Sequence[Any]) -> list[list[int]]
     groups: dict = {}
     for index, (leaf, dtype) in enumerate(zip(leaves, dtypes, strict=True)):
         # A large leaf is a group of its own, named by its index.
-        is_small = math.prod(leaf.shape) <= SMALL
+        is_small = math.prod(leaf.shape) <= MAX_GROUPED_LEAF
         groups.setdefault(dtype if is_small else index, []).append(index)
     return list(groups.values())
 

@@ -16,7 +16,7 @@ import optax
 import pytest
 
 from fedjax_sim import aggregation, algorithms, client, engine, population, sampling, server
-from fedjax_sim.engine.arithmetic.exact_sum import JOINED
+from fedjax_sim.engine.arithmetic.exact_sum import MAX_JOINED
 from tests.laws import cases, problems as p
 
 pytestmark = pytest.mark.optimised
@@ -102,7 +102,7 @@ def test_one_collective_a_round(aggregator, places, monkeypatch):
     Catches a maximum of bins beside the sum, counts that are summed on their own, a server step or a sampler that is
     split over the devices and gathered again.
     """
-    monkeypatch.setattr(engine.exact_sums, "PLACES", places)
+    monkeypatch.setattr(engine.exact_sums, "MOST_PLACES", places)
     sampler, rule = sampling.with_dropout(sampling.uniform(2000, 50), 0.2), cases.CASES["aggregation"][aggregator]()
     algorithm = algorithms.federated(
         sampler,
@@ -122,7 +122,7 @@ def test_one_collective_a_round(aggregator, places, monkeypatch):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_aggregate_is_computed_once(devices):
     """The words of exact sums become floats in one place. Catches readers that each convert them."""
-    size = 2 * JOINED  # long enough for a sum of its own, so that its shape tells it
+    size = 2 * MAX_JOINED  # long enough for a sum of its own, so that its shape tells it
 
     def loss(params, examples, key):
         return p.linear_loss(params[:3], examples, key)

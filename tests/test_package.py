@@ -63,7 +63,7 @@ def test_what_is_in_the_wheel(built):
 def test_an_installed_package_has_its_examples(built, tmp_path):
     """Fault: README's `run quickstart` that works in a checkout only."""
     zipfile.ZipFile(built).extractall(tmp_path / "installed")
-    code = "from fedjax_sim.config.read import EXAMPLES, read_document; print(EXAMPLES); read_document('quickstart')"
+    code = "from fedjax_sim.config import read; print(read.EXAMPLES_FOLDER); read.read_document('quickstart')"
     command = [sys.executable, "-c", code]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

@@ -47,7 +47,7 @@ def test_take_and_subtract():
 
 def test_packed_leaves_hold_the_same_numbers():
     """Catches a leaf that is lost or cast, and a large one that is copied."""
-    large = jnp.arange(tree.SMALL + 1.0)
+    large = jnp.arange(tree.MAX_GROUPED_LEAF + 1.0)
     found = tree.packed({"a": jnp.ones((2, 2)), "b": jnp.int32(3), "c": large, "d": jnp.float32(2)})
     assert [x.tolist() for x in found[:2]] == [[1, 1, 1, 1, 2], 3] and found[2] is large
     assert [x.dtype for x in found] == [jnp.float32, jnp.int32, jnp.float32]

@@ -27,7 +27,7 @@ from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator, Array, Attackers, Metric, PyTree, Received, Round
 
-KEPT = ("weighted", "partly_weighted", "homogeneous", "withstands", "wire", "wire_down", "keyless")
+KEPT_FACTS = ("weighted", "partly_weighted", "homogeneous", "withstands", "wire", "wire_down", "keyless")
 LARGEST = 2.0**100  # the bound that `round.message` sets for honest messages
 METRICS = (
     Metric("attackers_met", "messages from attackers", "count"),
@@ -137,7 +137,7 @@ def _counting_chosen(aggregator: Aggregator, who: Callable) -> Aggregator:
         counts = {name: mask.sum(dtype=jnp.int32) for name, mask in masks.items()}
         return update, {name: x for name, x in metrics.items() if name != "chosen"} | counts, *state
 
-    facts = {name: getattr(aggregator.facts, name) for name in KEPT}
+    facts = {name: getattr(aggregator.facts, name) for name in KEPT_FACTS}
     return with_cohort_check(by_rule(rule, start=aggregator.start, **facts), aggregator)
 
 
@@ -356,7 +356,7 @@ def _side_by_side(aggregator: Aggregator, attack: Together | Omniscient, who: Ca
         update, attacker_metrics = _with_attacker_metrics(aggregator, update, num_attackers, num_lost, num_arrived)
         return update, metrics | attacker_metrics, *with_memory(state)
 
-    facts = {name: getattr(aggregator.facts, name) for name in KEPT}
+    facts = {name: getattr(aggregator.facts, name) for name in KEPT_FACTS}
     return with_cohort_check(by_rule(rule, start=aggregator.start, **facts), aggregator)
 
 

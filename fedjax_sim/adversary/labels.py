@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.types import Array
 
-ATTACKS = ("norm", "direction")
+LABEL_ATTACKS = ("norm", "direction")
 
 
 @validate.named_arguments

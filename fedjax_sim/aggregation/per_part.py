@@ -13,7 +13,7 @@ from fedjax_sim.prng import stream
 from fedjax_sim.types import Aggregator, AggregatorFacts
 
 # Facts about the whole message, which the aggregator of one entry cannot state.
-WHOLE = ("modulus", "least", "wire", "wire_down")
+WHOLE_FACTS = ("modulus", "least", "wire", "wire_down")
 
 
 def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
@@ -44,7 +44,7 @@ def by_part(parts: Mapping[str, Aggregator]) -> Aggregator:
         validate.fail("parts", "a dict of aggregators", parts, error=TypeError)
     for name, rule in parts.items():
         validate.part(f"parts[{name!r}]", rule, Aggregator)
-        whole_facts = (getattr(rule.facts, fact) for fact in WHOLE)
+        whole_facts = (getattr(rule.facts, fact) for fact in WHOLE_FACTS)
         if any(fact is not None for fact in (*whole_facts, rule.view, rule.stays)):
             refused = "a modular or secure sum"
             validate.fail(f"parts[{name!r}]", "a sum of numbers that all give", refused, "Use it for whole updates.")

@@ -13,9 +13,9 @@ def example_names(incomplete: str) -> list[str]:
     """
     from pathlib import Path
 
-    from fedjax_sim.config.read import EXAMPLES
+    from fedjax_sim.config.read import EXAMPLES_FOLDER
 
-    names = [str(path.relative_to(EXAMPLES).with_suffix("")) for path in EXAMPLES.rglob("*.toml")]
+    names = [str(path.relative_to(EXAMPLES_FOLDER).with_suffix("")) for path in EXAMPLES_FOLDER.rglob("*.toml")]
     files = [str(path) for path in Path().glob("*.toml")]
     return _beginning(incomplete, [*names, *files])
 

@@ -24,14 +24,16 @@ def init(
 ) -> None:
     """Copy an example's config, to edit it and run it."""
     from fedjax_sim.config.document import ConfigError
-    from fedjax_sim.config.read import EXAMPLES, read_document
+    from fedjax_sim.config.read import EXAMPLES_FOLDER, read_document
     from fedjax_sim.config.value_kinds import nearest_word, problem
 
     try:
-        names = sorted(str(path.relative_to(EXAMPLES).with_suffix("")) for path in EXAMPLES.rglob("*.toml"))
+        names = sorted(
+            str(path.relative_to(EXAMPLES_FOLDER).with_suffix("")) for path in EXAMPLES_FOLDER.rglob("*.toml")
+        )
         if example not in names:
             raise ConfigError([problem("EXAMPLE", "one of " + ", ".join(names), example, nearest_word(example, names))])
-        source = EXAMPLES / f"{example}.toml"
+        source = EXAMPLES_FOLDER / f"{example}.toml"
         target = Path(f"{source.stem}.toml") if path is None else path
         check_output("FILE", target, (".toml",))
         if os.path.lexists(target):

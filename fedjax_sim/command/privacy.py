@@ -353,7 +353,7 @@ def _mechanism(
     if any(files):
         _none_beside_a_config(context, "population", "cohort", *(name for name in options if name != "adjacency"))
         from fedjax_sim.running.fingerprint import is_opaque, program_digest
-        from fedjax_sim.running.privacy_ledger import OPAQUE
+        from fedjax_sim.running.privacy_ledger import OPAQUE_PROGRAM
 
         experiment, loaded = _experiment(*files)
         run = loaded.resolved()["run"]
@@ -366,7 +366,7 @@ def _mechanism(
         # Tracing a round finds what a run would refuse only then.
         with loaded.arithmetic():
             digest = program_digest(experiment.algorithm, experiment.params, experiment.data.train)
-        arguments: dict[str, Any] = {"mechanism": mechanism, "notes": [OPAQUE] * is_opaque(digest)}
+        arguments: dict[str, Any] = {"mechanism": mechanism, "notes": [OPAQUE_PROGRAM] * is_opaque(digest)}
         if delta is None:
             # If clients are federations, the statement for the clients inside has a delta by their own number.
             members = mechanism.of_members()

@@ -17,7 +17,7 @@ from fedjax_sim.files.regular_files import content_of, toml_of
 _PACKAGE = Path(__file__).parents[1]
 _INSTALLED = _PACKAGE / "examples"
 # A built package holds the examples (`setup.py`); a checkout has them beside the package.
-EXAMPLES = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "experiments"
+EXAMPLES_FOLDER = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "experiments"
 MAX_BYTES = 1 << 20  # the largest config file that is read
 MOST_KEYS = 50  # tables inside one another on the way to an option
 
@@ -58,7 +58,7 @@ def config_file(path: str | Path) -> Path:
     >>> config_file("quickstart").name
     'quickstart.toml'
     """
-    path, example = Path(path), EXAMPLES / f"{path}.toml"
+    path, example = Path(path), EXAMPLES_FOLDER / f"{path}.toml"
     return example if example.is_file() and not path.is_file() else path
 
 
@@ -74,7 +74,7 @@ def read_document(path: str | Path) -> dict[str, Any]:
     try:
         content = content_of(path, MAX_BYTES)
     except OSError as error:
-        names = sorted(example.stem for example in EXAMPLES.glob("*.toml"))
+        names = sorted(example.stem for example in EXAMPLES_FOLDER.glob("*.toml"))
         hint = f"{nearest_word(path.stem, names)} Examples have names: {', '.join(names)}.".strip()
         raise ConfigError([problem(str(path), "a TOML file", Words(error.strerror or str(error)), hint)]) from error
     try:

@@ -8,7 +8,7 @@ from fedjax_sim.config.signatures import INT32_MAX, Option
 from fedjax_sim.config.value_kinds import integer_kind, number_kind
 
 COUNT = integer_kind(1, INT32_MAX)
-LANES = integer_kind(1, 1 << 16)
+LANES_KIND = integer_kind(1, 1 << 16)
 # Option of [run] -> the kind of its values, its default, and its meaning, which `fedjax-sim list run` prints.
 RUN_TABLE = {
     "rounds": (COUNT, 100, "rounds of training"),
@@ -23,8 +23,8 @@ RUN_TABLE = {
     "log": (list[Literal["tensorboard", "wandb", "mlflow"]] | None, None, "tools that get the records too"),
     "devices": (Literal["all"] | COUNT, "all", "how many of the devices that JAX sees take part"),
     "plan": (Literal["auto", "trial"], "auto", "how lanes are chosen; trial: the fastest of a short timed trial"),
-    "lanes": (LANES | None, None, "clients vmapped at once; none: fitted to the cache"),
-    "chunk": (LANES | None, None, "messages summed at once, in whole lanes; none: as many as lanes"),
+    "lanes": (LANES_KIND | None, None, "clients vmapped at once; none: fitted to the cache"),
+    "chunk": (LANES_KIND | None, None, "messages summed at once, in whole lanes; none: as many as lanes"),
     "nonfinite": (Literal["drop", "error"], "drop", "what becomes of a client whose message is not finite"),
     "delta": (
         number_kind(0, 1, open_low=True, open_high=True) | None,

@@ -65,8 +65,8 @@ INSIDE = {
 # Type of a part that has a table -> its subpackage.
 NOUNS = {noun: where for where, noun in TABLES.values()}
 # Annotation -> the kind of its values.
-NAMES = {"bool": bool, "float": float, "int": int, "str": str, "FilePath": FILE, "FolderPath": FOLDER}
-NAMES |= {"Scale": SCALE, "ColumnFills": COLUMN_FILLS, "ColumnValues": COLUMN_VALUES}
+KINDS_BY_NAME = {"bool": bool, "float": float, "int": int, "str": str, "FilePath": FILE, "FolderPath": FOLDER}
+KINDS_BY_NAME |= {"Scale": SCALE, "ColumnFills": COLUMN_FILLS, "ColumnValues": COLUMN_VALUES}
 
 
 # Statements that define a name with a docstring.
@@ -436,7 +436,7 @@ def _kind(node: ast.expr | None) -> Any:
     """Returns the kind of value that an annotation names; None where TOML cannot express it.
 
         annotation                                  kind
-        `bool`, `float`, `FilePath`, ...            as in `NAMES`
+        `bool`, `float`, `FilePath`, ...            as in `KINDS_BY_NAME`
         `PositiveInt`, `OpenShare`, ...             as in `_ranges`
         `Annotated[float, Number(0, 1)]`            as in `_range`
         `Literal["a", "b"]`                         the same
@@ -460,8 +460,8 @@ def _kind(node: ast.expr | None) -> Any:
             return None
         return Named(types=tuple(sorted(types)), optional="None" in alternatives, number="float" in alternatives)
     match node:
-        case ast.Name(name) if name in NAMES:
-            return NAMES[name]
+        case ast.Name(name) if name in KINDS_BY_NAME:
+            return KINDS_BY_NAME[name]
         case ast.Name(name) if name in _ranges():
             return _ranges()[name]
         case ast.Subscript(ast.Name("Annotated")):

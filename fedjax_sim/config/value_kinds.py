@@ -52,7 +52,7 @@ COLUMN_FILLS = Annotated[dict[str, float], Field(description="a table with a num
 COLUMN_VALUES = Annotated[
     dict[str, list[str | int | float]], Field(description="a table with a list of values for each column")
 ]
-LARGEST = 2.0**128 - 2.0**104  # the largest float32
+FLOAT32_MAX = 2.0**128 - 2.0**104  # the largest float32
 
 
 def number_kind(low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> Any:
@@ -100,7 +100,7 @@ def converted_to_kind(path: str, kind: Any, value: Any, problems: list[str]) -> 
         return None
     # A double may be too large for the float32 that the round computes with.
     numbers = value if isinstance(value, list) else [value]
-    if any(isinstance(number, float) and abs(number) > LARGEST for number in numbers):
+    if any(isinstance(number, float) and abs(number) > FLOAT32_MAX for number in numbers):
         problems.append(problem(path, rule(kind), value, "float32 holds at most 3.4e+38."))
     return value
 

@@ -11,7 +11,7 @@ from fedjax_sim.engine.platform import target
 from fedjax_sim.prng import hashed
 from fedjax_sim.types import Array
 
-ROUNDS = 8  # rounds of a Feistel network, an even number
+FEISTEL_ROUNDS = 8  # rounds of a Feistel network, an even number
 
 
 def feistel(words: Array, rows: Array | int, columns: Array | int, x: Array) -> Array:

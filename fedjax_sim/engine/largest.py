@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array, PyTree
 
-PARTS = 8  # of an array that are compared at once
-SHORT = 160  # numbers; a shorter array is compared as a whole
+NUM_PARTS = 8  # of an array that are compared at once
+MAX_UNDIVIDED = 160  # numbers; a shorter array is compared as a whole
 
 
 def magnitude_bits(x: Array) -> Array:
@@ -38,10 +38,10 @@ def largest_integer(x: Array, integer_of: Callable[[Array], Array] = lambda x: x
     the parts, each read by a single thread, took a fifth of the kernels' time of an MLP's round.
     """
     x = x.reshape(-1)
-    while x.size > SHORT and target() == "cpu":
-        size = -(-x.size // PARTS)
+    while x.size > MAX_UNDIVIDED and target() == "cpu":
+        size = -(-x.size // NUM_PARTS)
         # The last part overlaps the one before.
-        starts = [min(i * size, x.size - size) for i in range(PARTS)]
+        starts = [min(i * size, x.size - size) for i in range(NUM_PARTS)]
         x = reduce(jnp.maximum, [integer_of(x[start : start + size]) for start in starts])
         integer_of = lambda x: x  # noqa: E731
     return integer_of(x).max()

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.engine.arithmetic.barrier import computed_once
-from fedjax_sim.engine.feistel import ROUNDS, feistel, walked
+from fedjax_sim.engine.feistel import FEISTEL_ROUNDS, feistel, walked
 from fedjax_sim.prng import client_key, counter_bits, hashed
 from fedjax_sim.types import Array
 
@@ -98,7 +98,9 @@ def shuffle(key: Array, mask: Array) -> Callable[[Array, Array], Array]:
         # the network at its own positions only.
         size = jnp.maximum(num_valid, 1)
         side = jnp.ceil(jnp.sqrt(size.astype(jnp.float32))).astype(jnp.int32)
-        round_words = hashed(words, jnp.uint32(1 << 31) + jnp.arange(2 * ROUNDS, dtype=jnp.uint32)).reshape(ROUNDS, 2)
+        round_words = hashed(words, jnp.uint32(1 << 31) + jnp.arange(2 * FEISTEL_ROUNDS, dtype=jnp.uint32)).reshape(
+            FEISTEL_ROUNDS, 2
+        )
         network = functools.partial(feistel, round_words, side, -(-size // side))
         beyond = math.isqrt(num_rows) + 1  # cells at most: the grid's last row begins below `size`
         inside = jnp.clip(positions, 0, size - 1).astype(jnp.uint32)

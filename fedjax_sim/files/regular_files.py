@@ -16,7 +16,7 @@ TOO_DEEP = f"lists and tables are nested deeper than {MOST_DEPTH} levels"
 # A key a.b.c of more parts. Each part is taken whole, and the search begins at the first part, so it is linear.
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
 LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MOST_DEPTH}}}")
-KINDS = {
+WORDS_BY_KIND = {
     stat.S_IFBLK: "a device",
     stat.S_IFCHR: "a device",
     stat.S_IFDIR: "a folder",
@@ -123,7 +123,7 @@ def _is_too_deep(value: Any) -> bool:
 def _check_kind(mode: int, path: str | os.PathLike) -> None:
     """Refuses everything but a regular file."""
     if not stat.S_ISREG(mode):
-        words = f"It is {KINDS.get(stat.S_IFMT(mode), 'something else')}, and no regular file"
+        words = f"It is {WORDS_BY_KIND.get(stat.S_IFMT(mode), 'something else')}, and no regular file"
         raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, words, os.fspath(path))
 
 

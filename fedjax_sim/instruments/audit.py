@@ -20,7 +20,7 @@ from fedjax_sim.types import Algorithm, Array, ClientData, ClientFacts, ClientUp
 from fedjax_sim.validate import Positive, PositiveInt
 
 # The default direction of the canary, of norm 1: two leaves, so that it shows a treatment leaf by leaf.
-SPREAD = {"first": np.full(2, 0.5, np.float32), "second": np.full(2, -0.5, np.float32)}
+SPREAD_CANARY = {"first": np.full(2, 0.5, np.float32), "second": np.full(2, -0.5, np.float32)}
 # What the other clients send, in units of the canary's update.
 OTHERS = {"silent": 0.0, "zero": 0.0, "opposite": -1.0}
 
@@ -115,7 +115,7 @@ def canary_release(
     adjacency = _adjacency(adjacency, noise)
     plain = _plain(parts, plan)
     size = parts.sampler.design.population_size
-    direction = SPREAD if direction is None else direction
+    direction = SPREAD_CANARY if direction is None else direction
 
     # Client 0 is the canary. All other clients send the same update, in units of the canary's.
     def generate(world, id):

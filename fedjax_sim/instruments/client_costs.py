@@ -14,7 +14,7 @@ from fedjax_sim.sampling.time.cut import price_in, priced_by_part
 from fedjax_sim.theory.allocation import ClientCosts
 from fedjax_sim.types import Algorithm, Array, Cohort, Population, PyTree, Sampler
 
-PLAIN = "with_clock(uniform(N, m), devices)"
+PLAIN_SAMPLER = "with_clock(uniform(N, m), devices)"
 
 
 @validate.named_arguments
@@ -43,7 +43,7 @@ def client_costs(algorithm: Algorithm, params: PyTree, population: Population) -
     validate.part("algorithm", algorithm, Algorithm)
     star = algorithm.parts
     if star is None or star.sampler is None or star.sampler.devices is None:
-        hint = f"Seconds and joules are those of devices: sampling.{PLAIN}."
+        hint = f"Seconds and joules are those of devices: sampling.{PLAIN_SAMPLER}."
         validate.fail("algorithm", "one whose sampler has a clock", "one whose rounds take no time", hint)
     key = jax.random.key(0)
     state = algorithm.init(init_key(key), params, population)
@@ -98,6 +98,6 @@ def _check_sampler(sampler: Sampler, state: PyTree) -> None:
         and sampler.devices.availability is None
     )
     if not is_plain:
-        validate.fail("sampler", PLAIN, design, "Deadlines are arguments of theory.allocate.")
+        validate.fail("sampler", PLAIN_SAMPLER, design, "Deadlines are arguments of theory.allocate.")
     if jax.eval_shape(sampler.sample, jax.random.key(0), state)[0].work is not None:
-        validate.fail("sampler", PLAIN, "one whose clients do part of their work")
+        validate.fail("sampler", PLAIN_SAMPLER, "one whose clients do part of their work")

@@ -15,7 +15,7 @@ from fedjax_sim.metrics.evaluation import clients_at_once, metric_sums
 from fedjax_sim.types import Array, ClientData, Population, PyTree
 
 WEIGHTINGS = ("examples", "uniform")
-ROWS = 1024  # the most examples under one vmap
+MAX_VMAPPED_EXAMPLES = 1024  # the most examples under one vmap
 VALUES = 1 << 22  # the most array elements in the results of the clients under one vmap
 
 
@@ -74,7 +74,9 @@ def sum_over_clients(each: Callable, like: PyTree, population: Population, ids: 
       population: any.
       ids: [n] int32 clients.
     """
-    lanes = min(clients_at_once(population, ids.size, ROWS), max(1, VALUES // max(1, tree.num_values(like))))
+    lanes = min(
+        clients_at_once(population, ids.size, MAX_VMAPPED_EXAMPLES), max(1, VALUES // max(1, tree.num_values(like)))
+    )
     # The last block is filled up with client 0, whose copies are masked out below.
     padding = -ids.size % lanes
     blocks = jnp.concatenate([ids, jnp.zeros(padding, jnp.int32)]).reshape(-1, lanes)

@@ -12,7 +12,7 @@ from fedjax_sim import validate
 from fedjax_sim.types import Population
 from fedjax_sim.validate import PositiveInt
 
-CLIENTS = 4096  # the most clients whose labels are counted at once
+CLIENTS_AT_ONCE = 4096  # the most clients whose labels are counted at once
 
 
 def _pair(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -181,7 +181,7 @@ def label_counts(population: Population, *, num_labels: PositiveInt, label: str 
         return jax.vmap(of_client)(ids)
 
     blocks = []
-    block_size = max(1, min(population.size, CLIENTS, (1 << 22) // max(1, client_spec.mask.shape[0])))
+    block_size = max(1, min(population.size, CLIENTS_AT_ONCE, (1 << 22) // max(1, client_spec.mask.shape[0])))
     for start in range(0, population.size, block_size):
         # The last block has ids past the last client, so that its shape is the same; they are cut off below.
         ids = np.arange(start, start + block_size, dtype=np.int32)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from fedjax_sim.types import Array
 from fedjax_sim.validate import fail
 
-LEAST = 1e-12  # squared distances up to this count as zero, because the root has no derivative at zero
+MIN_SQUARED_DISTANCE = 1e-12  # squared distances up to this count as zero, because the root has no derivative at zero
 
 
 def distance_correlation(x: Array, z: Array, weights: Array | None = None) -> Array:
@@ -39,7 +39,7 @@ def distance_correlation(x: Array, z: Array, weights: Array | None = None) -> Ar
     if x.shape[:1] != z.shape[:1] or not x.shape:
         fail("z", f"{x.shape[:1]} examples, as x", z.shape)
     w = jnp.ones(x.shape[0]) if weights is None else weights
-    w = w.astype(jnp.float32) / jnp.maximum(w.sum().astype(jnp.float32), LEAST)
+    w = w.astype(jnp.float32) / jnp.maximum(w.sum().astype(jnp.float32), MIN_SQUARED_DISTANCE)
     pair_weights = w[:, None] * w[None]
     is_pair = pair_weights > 0
     a, b = (_centred(_distances(view, is_pair), w) for view in (x, z))
@@ -60,7 +60,7 @@ def _distances(x: Array, is_pair: Array) -> Array:
     """Returns the Euclidean distances [n, n]. They are zero on the diagonal and where `is_pair` [n, n] is False."""
     rows = x.reshape(x.shape[0], -1).astype(jnp.float32)
     squared_distances = jnp.square(rows[:, None] - rows[None]).sum(-1)
-    is_apart = is_pair & ~(squared_distances <= LEAST)
+    is_apart = is_pair & ~(squared_distances <= MIN_SQUARED_DISTANCE)
     return jnp.where(is_apart, jnp.sqrt(jnp.where(is_apart, squared_distances, 1)), 0)
 
 

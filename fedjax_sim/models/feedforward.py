@@ -10,7 +10,7 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.models.layers import METHODS, convolution, dense, init_convolution, init_dense, max_pool
+from fedjax_sim.models.layers import CONVOLUTION_METHODS, convolution, dense, init_convolution, init_dense, max_pool
 from fedjax_sim.models.model import Model
 from fedjax_sim.models.sequential import Layer, layer, sequential
 from fedjax_sim.types import Array, PyTree
@@ -182,7 +182,7 @@ def cnn(
     integer("kernel_size", kernel_size)
     integer("pool_every", pool_every)
     one_of("padding", padding, ("SAME", "VALID"))
-    one_of("method", method, METHODS)
+    one_of("method", method, CONVOLUTION_METHODS)
     if len(channels) % pool_every:
         fail("pool_every", f"a divisor of the {len(channels)} convolutions", pool_every)
     # The size of the images after all convolutions and pools is needed for the first dense layer.

@@ -18,7 +18,7 @@ from fedjax_sim.types import Array
 from fedjax_sim.validate import fail, integer, one_of
 
 CONVOLUTIONS = {"auto": convolve, "im2col": im2col, "native": xla_convolution}
-METHODS = tuple(CONVOLUTIONS)
+CONVOLUTION_METHODS = tuple(CONVOLUTIONS)
 
 Params = dict[str, Array]
 
@@ -110,7 +110,7 @@ def convolution(params: Params, x: Array, *, stride: int = 1, padding: str = "SA
     [4.0, 4.0, 4.0, 4.0]
     """
     one_of("padding", padding, ("SAME", "VALID"))
-    one_of("method", method, METHODS)
+    one_of("method", method, CONVOLUTION_METHODS)
     integer("stride", stride)
     kernel = params["kernel"]
     x = x.astype(kernel.dtype)

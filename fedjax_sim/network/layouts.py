@@ -41,7 +41,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
 }
 # Options that may stay None; every other option needs a value from the user or the layout.
-NONE = {"row_weight": None}
+NO_ROW_WEIGHT = {"row_weight": None}
 
 
 def filled(layout: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def filled(layout: str, given: dict[str, Any]) -> dict[str, Any]:
     {'bandwidth_up': 1000000.0, 'latency': 'avg_lat_ms'}
     """
     validate.one_of("layout", layout, LAYOUTS)
-    layout_values = NONE | LAYOUTS[layout]
+    layout_values = NO_ROW_WEIGHT | LAYOUTS[layout]
     for name, value in given.items():
         if value is None and name not in layout_values:
             hint = f"Files of layout {layout!r} have none."

@@ -20,8 +20,8 @@ from fedjax_sim.validate import NonNegativeInt, PopulationSize, Positive
 
 # Units -> flops/s and bytes/s.
 FLOPS = {f"{prefix}flops/s": size for prefix, size in (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))}
-BYTES = {"bytes/s": 1.0, "B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9}
-BYTES |= {"bit/s": 1 / 8, "kbit/s": 1e3 / 8, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8}
+BYTES_BY_UNIT = {"bytes/s": 1.0, "B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9}
+BYTES_BY_UNIT |= {"bit/s": 1 / 8, "kbit/s": 1e3 / 8, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8}
 
 
 @validate.named_arguments
@@ -108,7 +108,7 @@ def measured(
     numbers_by_name |= {"joules_per_flop": joules_per_flop, "joules_per_byte": joules_per_byte}
     numbers_by_name |= {"compute_watts": compute_watts, "radio_watts": radio_watts}
     units = {"latency": factor("latency_unit", latency_unit, SECONDS)}
-    units |= dict.fromkeys(("bandwidth_down", "bandwidth_up"), factor("bandwidth_unit", bandwidth_unit, BYTES))
+    units |= dict.fromkeys(("bandwidth_down", "bandwidth_up"), factor("bandwidth_unit", bandwidth_unit, BYTES_BY_UNIT))
     units["speed"] = factor("speed_unit", speed_unit, FLOPS | SECONDS)
     # A time for `reference_flops` is converted into a speed below.
     is_time = parted(speed_unit)[1] in SECONDS

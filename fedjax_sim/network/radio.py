@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedjax_sim import validate
 from fedjax_sim.types import Array
 
-MOST = 1_000_000_000  # the largest budget: twice (budget + 1) is below 2^31
+MAX_BUDGET = 1_000_000_000  # the largest budget: twice (budget + 1) is below 2^31
 
 
 def within_budget(ids: Array, cost: Array, wanted: Array, budget: int | Array, priority: Array | None = None) -> Array:
@@ -35,7 +35,7 @@ def within_budget(ids: Array, cost: Array, wanted: Array, budget: int | Array, p
     [False, True, True]
     """
     if not isinstance(budget, jax.Array):
-        validate.integer("budget", budget, 0, MOST)
+        validate.integer("budget", budget, 0, MAX_BUDGET)
     slots = jnp.arange(ids.shape[0], dtype=jnp.int32)
     order_keys = jnp.zeros_like(ids) if priority is None else priority
     *_, order = jax.lax.sort((~wanted, order_keys, ids, slots), num_keys=3)

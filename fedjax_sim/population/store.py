@@ -31,7 +31,7 @@ from fedjax_sim.population.population import Stored, stored
 from fedjax_sim.types import PyTree
 
 SCHEMA = 1
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a leaf, which is also the name of its file
+LEAF_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # of a leaf, which is also the name of its file
 LARGEST_MANIFEST = 1 << 20  # bytes
 
 
@@ -54,7 +54,7 @@ class CheckedStore(NamedTuple):
 
 def _check_name(name) -> None:
     """Refuses a leaf name that is not a plain file name, so that no manifest can point outside of its folder."""
-    if not (isinstance(name, str) and NAME.fullmatch(name)) or name == "offsets":
+    if not (isinstance(name, str) and LEAF_NAME.fullmatch(name)) or name == "offsets":
         hint = "Name leaves like {'x': ..., 'y': ...}; 'offsets' is taken."
         validate.fail("leaf name", "letters, digits, '_' and '-'", name, hint)
 

@@ -20,8 +20,8 @@ SCHEMES = {
     "fixed": "uniform_without_replacement",
 }
 # Noise multipliers outside of this range are not searched.
-LEAST = 1e-2
-MOST = 1e6
+MIN_MULTIPLIER = 1e-2
+MAX_MULTIPLIER = 1e6
 
 
 class Calibrated(NamedTuple):
@@ -169,21 +169,26 @@ def least_multiplier(epsilon_of: Callable[[float], float], epsilon: float) -> fl
     low = high = 0.0
     # The root is bracketed first: noise is raised until it suffices, then lowered until it does not.
     while gap(high) > 0:
-        if high >= math.log(MOST):
-            validate.fail("epsilon", f"a budget that a noise multiplier of {MOST:g} meets", epsilon, "It is too small.")
+        if high >= math.log(MAX_MULTIPLIER):
+            validate.fail(
+                "epsilon", f"a budget that a noise multiplier of {MAX_MULTIPLIER:g} meets", epsilon, "It is too small."
+            )
         low = high
-        high = min(high + 1.0, math.log(MOST))
+        high = min(high + 1.0, math.log(MAX_MULTIPLIER))
     while gap(low) <= 0:
-        if low <= math.log(LEAST):
-            return LEAST
-        low, high = max(low - 0.7, math.log(LEAST)), low
+        if low <= math.log(MIN_MULTIPLIER):
+            return MIN_MULTIPLIER
+        low, high = max(low - 0.7, math.log(MIN_MULTIPLIER)), low
     # A root in float64 only approximates the answer. The fifth digit is settled by accounting again, digit by digit.
     root, _ = optimize.brentq(gap, low, high, xtol=2e-6, rtol=np.float64(1e-9), full_output=True)
     digit = 10.0 ** (math.floor(math.log10(math.exp(root))) - 4)
     multiplier = round_up(math.exp(root) * (1 - 4e-8))
     while epsilon_of(multiplier) > epsilon:
         multiplier = round_up(multiplier + digit * (1 - 1e-3))
-    while multiplier > LEAST and epsilon_of(smaller_multiplier := round_up(multiplier - digit * (1 + 1e-3))) <= epsilon:
+    while (
+        multiplier > MIN_MULTIPLIER
+        and epsilon_of(smaller_multiplier := round_up(multiplier - digit * (1 + 1e-3))) <= epsilon
+    ):
         multiplier = smaller_multiplier
     return multiplier
 

@@ -12,7 +12,7 @@ import numpy as np
 THRESHOLDS = 400  # number of thresholds among which the best is chosen
 CELLS = 64  # number of bins in the chi-square test of fit
 REFUTED = 1e-6  # level of the chi-square test of fit
-FEW = 5000  # fewer releases do not determine the curvature of a mixture's likelihood
+MIN_RELEASES = 5000  # fewer releases do not determine the curvature of a mixture's likelihood
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,14 +295,14 @@ def _mixture(without, with_canary, delta, error) -> Estimate | None:
       delta: in (0, 1).
       error: in (0, 1/2), the probability that a bound is wrong, for each of the two.
 
-    Returns: `Estimate`; None for fewer than `FEW` scores without the canary, for scores that do not vary, if a
+    Returns: `Estimate`; None for fewer than `MIN_RELEASES` scores without the canary, for scores that do not vary, if a
       chi-square test of fit refutes the law at the level `REFUTED`, and if the likelihood has no curvature.
     """
     from scipy import optimize, special, stats
 
     mean = without.mean()
     deviation = without.std()
-    if without.size < FEW or not deviation > 0:
+    if without.size < MIN_RELEASES or not deviation > 0:
         return None
     # Standardised scores, so that the parameters of the fit are of order one.
     samples = [(scores - mean) / deviation for scores in (without, with_canary)]

@@ -21,10 +21,10 @@ from fedjax_sim.running import checksums
 from fedjax_sim.running.log import plain
 
 BY_CLIENT = "by_client.csv"
-LABELS = ("client", "held_out_client", "name")  # columns that say who it is
+CLIENT_COLUMNS = ("client", "held_out_client", "name")  # columns that say who it is
 COUNTS = ("training_rows", "held_out_rows", "local_test_rows")
 # Groups of results, those first that tell the most about a client: of the model that it would use, on its own rows.
-GROUPS = ("owner", "personal", "local_test", "held_out", "newcomer")
+RESULT_GROUPS = ("owner", "personal", "local_test", "held_out", "newcomer")
 
 Row = dict[str, Any]
 
@@ -75,11 +75,12 @@ def client_rows(data: Any, results: Mapping[str, Mapping[str, np.ma.MaskedArray]
         of_held_out.append(row)
     if held_out is not None and of_held_out:
         _add(of_held_out, {"held_out_rows": sizes_of(data.held_out)}, {"held_out": held_out})
-    metrics = [metric for group in GROUPS for metric in results.get(group, ())]
-    columns = [*LABELS, *COUNTS, *metrics]
+    metrics = [metric for group in RESULT_GROUPS for metric in results.get(group, ())]
+    columns = [*CLIENT_COLUMNS, *COUNTS, *metrics]
     present_columns = {column for row in rows for column in row}
     return [
-        {column: row.get(column) for column in columns if column in present_columns or column in LABELS} for row in rows
+        {column: row.get(column) for column in columns if column in present_columns or column in CLIENT_COLUMNS}
+        for row in rows
     ]
 
 
@@ -125,7 +126,9 @@ def read_by_client(folder: Path) -> list[Row]:
     try:
         text = content_of(folder / BY_CLIENT).decode()
         rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
-        return [{name: _value(name, cell) for name, cell in row.items()} for row in rows if {*LABELS} <= row.keys()]
+        return [
+            {name: _value(name, cell) for name, cell in row.items()} for row in rows if {*CLIENT_COLUMNS} <= row.keys()
+        ]
     except (OSError, ValueError, csv.Error):
         return []
 
@@ -139,12 +142,12 @@ def _value(name: str, cell: Any) -> Any:
         raise ValueError("a line of another length")
     if name == "name" or not cell:
         return cell or None
-    return int(cell) if name in (*LABELS, *COUNTS) else float(cell)
+    return int(cell) if name in (*CLIENT_COLUMNS, *COUNTS) else float(cell)
 
 
 def metric_columns(rows: Sequence[Row]) -> list[str]:
     """Returns the names of the columns that are results."""
-    return [name for name in rows[0] if name not in (*LABELS, *COUNTS)] if rows else []
+    return [name for name in rows[0] if name not in (*CLIENT_COLUMNS, *COUNTS)] if rows else []
 
 
 def main_metric(rows: Sequence[Row]) -> str:
@@ -157,7 +160,7 @@ def main_metric(rows: Sequence[Row]) -> str:
     """
     counts = {name: sum(row.get(name) is not None for row in rows) for name in metric_columns(rows)}
     most = [name for name in counts if counts[name] == max(counts.values())]
-    preferred = [f"{group}_{metric}" for metric in ("accuracy", "loss") for group in GROUPS]
+    preferred = [f"{group}_{metric}" for metric in ("accuracy", "loss") for group in RESULT_GROUPS]
     return next((name for name in preferred if name in most), most[0])
 
 

@@ -37,8 +37,8 @@ LOOKS = (
     Look("#56B4E9", "X", (0, (8, 2))),
     Look("#B08900", "*", (0, (2, 2))),
 )
-MARKERS = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 3}
-SMALL = 7.5  # points of a legend's letters
+MARKER_STYLE = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 3}
+LEGEND_FONT_SIZE = 7.5  # points of a legend's letters
 MOST_MARKERS = 60  # a series of more points is a line with a band
 LEAST_GAP = 1 / 15  # of a logarithmic axis: with ticks closer than this its values have no ticks of their own
 MOST_LETTERS = 6  # of a tick; a longer number was measured or computed, and a logarithmic axis has its usual ticks
@@ -151,14 +151,14 @@ def dots(
             low, middle, high, predicted = (_number(row.get(key)) for key in ("low", value, "high", "predicted"))
             if low < high:
                 panel.hlines(height, low, high, color=look.color, linewidth=1.4)
-            panel.plot(middle, height, look.marker, color=look.color, **MARKERS)
+            panel.plot(middle, height, look.marker, color=look.color, **MARKER_STYLE)
             if math.isfinite(predicted):
                 panel.plot(predicted, height, "|", color=INK, markersize=11, markeredgewidth=1.6, zorder=4)
         shown.append((_label(name, by, True, ""), look, True, False))
     if any(math.isfinite(_number(row.get("predicted"))) for row in rows):
         shown.append((line, Look(INK, "|", "none"), True, False))
     _draw_levels(panel, levels, "v")
-    panel.set_yticks(range(len(places)), [str(name) for name in places], fontsize=SMALL)
+    panel.set_yticks(range(len(places)), [str(name) for name in places], fontsize=LEGEND_FONT_SIZE)
     panel.set(xlabel=label or _words(value), ylim=(len(places) - 0.4, -0.6))
     panel.grid(False, axis="y")
     _scale(panel, [_number(row[value]) for row in rows], "x" * log)
@@ -307,12 +307,12 @@ def timeline(
         if marks:
             at = [_number(row["at"]) for row in marks]
             heights = [places[row[names]] for row in marks]
-            panel.plot(at, heights, look.marker, color=look.color, label=_short(name), clip_on=False, **MARKERS)
+            panel.plot(at, heights, look.marker, color=look.color, label=_short(name), clip_on=False, **MARKER_STYLE)
     panel.set_yticks(range(len(places)), [_short(name) for name in places], fontsize=6.5)
     panel.set(xlabel=xlabel or "time", ylabel=ylabel or _words(names), ylim=(len(places) - 0.3, -0.7))
     panel.set_xlim(left=0)
     panel.grid(False, axis="y")
-    panel.legend(fontsize=SMALL)
+    panel.legend(fontsize=LEGEND_FONT_SIZE)
 
 
 def _series(rows: Sequence[Row], by: str | None) -> list[Any]:
@@ -371,10 +371,12 @@ def _draw_points(
         panel.plot(places, heights, color=look.color, linestyle=look.linestyle, linewidth=1.2)
     else:
         form = {"color": look.color, "marker": look.marker, "linestyle": look.linestyle if joined else "none"}
-        panel.errorbar(places, heights, errors, capsize=2, elinewidth=1, linewidth=1.2, **form, **MARKERS)
+        panel.errorbar(places, heights, errors, capsize=2, elinewidth=1, linewidth=1.2, **form, **MARKER_STYLE)
     for row, place, height in zip(rows, places, heights, strict=True):
         if text:
-            panel.annotate(str(row[text]), (place, height), xytext=(5, 4), textcoords="offset points", fontsize=SMALL)
+            panel.annotate(
+                str(row[text]), (place, height), xytext=(5, 4), textcoords="offset points", fontsize=LEGEND_FONT_SIZE
+            )
     return True
 
 
@@ -423,13 +425,15 @@ def _legend(panel: Any, shown: Sequence[tuple[str, Look, bool, bool]], title: st
     handles = [
         Line2D([], [], color=look.color, marker=look.marker if is_points else "",
                linestyle=look.linestyle if is_line else "none", linewidth=1.2, label=name,
-               **(MARKERS if look.marker != "|" else {"markersize": 9, "markeredgewidth": 1.6}))
+               **(MARKER_STYLE if look.marker != "|" else {"markersize": 9, "markeredgewidth": 1.6}))
         for name, look, is_points, is_line in shown
         if is_points or is_line
     ]  # fmt: skip
     handles += panel.get_legend_handles_labels()[0]
     if handles:
-        panel.legend(handles=handles, fontsize=SMALL, title=title, title_fontsize=SMALL, alignment="left")
+        panel.legend(
+            handles=handles, fontsize=LEGEND_FONT_SIZE, title=title, title_fontsize=LEGEND_FONT_SIZE, alignment="left"
+        )
 
 
 def _label(name: Any, by: str | None, is_points: bool, line: str) -> str:

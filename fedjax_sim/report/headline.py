@@ -12,7 +12,7 @@ from fedjax_sim.sampling.visits import DISTINCT
 from fedjax_sim.text.bounds import shown_up
 from fedjax_sim.types import ParamsKind
 
-WORDS = {metric.name: metric.words for metric in (*ROUND_METRICS, DISTINCT)}
+WORDS_OF_METRICS = {metric.name: metric.words for metric in (*ROUND_METRICS, DISTINCT)}
 # Each: (name in the summary, label on the page, how its value is shown).
 RESULT_TILES = (
     ("test_accuracy", "test accuracy", percent),
@@ -26,8 +26,11 @@ RESULT_TILES = (
 FEDERATION_TILES = (
     ("rounds", "rounds", count),
     ("client_visits", "client visits", count),
-    ("distinct_clients", WORDS["distinct_clients"], count),
-    *((name, WORDS[name], size) for name in ("uplink_bytes", "wasted_bytes", "uplink_coded_bytes", "downlink_bytes")),
+    ("distinct_clients", WORDS_OF_METRICS["distinct_clients"], count),
+    *(
+        (name, WORDS_OF_METRICS[name], size)
+        for name in ("uplink_bytes", "wasted_bytes", "uplink_coded_bytes", "downlink_bytes")
+    ),
 )
 SIMULATOR_TILES = (
     ("rounds_seconds", "in rounds", seconds),

@@ -9,7 +9,7 @@ from typing import Any
 from fedjax_sim.report import axes
 from fedjax_sim.text.printable import printable
 
-STYLE = """
+STYLE_SHEET = """
 :root { color-scheme: light dark; --back: #fff; --text: #1d2329; --soft: #5b6670; --line: #e1e5e9; --raised: #f8f9fa;
   --main: #f0f6fb; --main-line: #c9dfef; --note: #fdf4ee; --accent: #0072b2; }
 @media (prefers-color-scheme: dark) { :root { --back: #16191d; --text: #dfe4e8; --soft: #9aa5b1; --line: #343a41;
@@ -81,7 +81,7 @@ def page(title: str, parts: Iterable[str]) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE_SHEET}</style>\n</head>\n<body>\n"
         + "\n".join(filter(None, parts))
         + "\n</body>\n</html>\n"
     )

@@ -11,7 +11,7 @@ from fedjax_sim.report.axes import BLACK, BLUE, GREEN, GREY, ORANGE, legend, pan
 from fedjax_sim.report.numbers import count, recorded_number, scaled_joules, scaled_seconds
 
 # (field of a client in a timeline, label, colour)
-PARTS = (("download", "receives the model", GREY), ("training", "trains", BLUE), ("sending", "sends", GREEN))
+ACTIVITIES = (("download", "receives the model", GREY), ("training", "trains", BLUE), ("sending", "sends", GREEN))
 # (how a client's round ended, label, marker, colour)
 ENDS = (
     ("reported", "arrived", "o", BLACK), ("cut off", "cut off", "X", ORANGE), ("left", "left before", "v", ORANGE),
@@ -61,7 +61,9 @@ def picture(timeline: Mapping[str, Any]) -> Any:
     Returns: a matplotlib Figure.
     """
     clients = [client for client in timeline["clients"] if isinstance(client, Mapping)]
-    times = np.array([[recorded_number(client.get(name)) for name, _, _ in PARTS] for client in clients]).reshape(-1, 3)
+    times = np.array([[recorded_number(client.get(name)) for name, _, _ in ACTIVITIES] for client in clients]).reshape(
+        -1, 3
+    )
     times = np.nan_to_num(times, posinf=0.0, neginf=0.0)
     unit, name = scaled_seconds(float(times.sum(1).max(initial=0)))
     rows = np.arange(len(clients))
@@ -69,7 +71,7 @@ def picture(timeline: Mapping[str, Any]) -> Any:
     starts = np.cumsum(times, 1) - times
     with style():
         figure, axes = panels(1, 1.1 + 0.125 * max(len(clients), 6))
-        for i, (_, words, color) in enumerate(PARTS):
+        for i, (_, words, color) in enumerate(ACTIVITIES):
             axes.barh(rows, times[:, i] / unit, left=starts[:, i] / unit, height=0.72, color=color, label=words)
         for end, words, marker, color in ENDS:
             ended_so = np.array([client.get("end") == end for client in clients], bool)
@@ -82,7 +84,7 @@ def picture(timeline: Mapping[str, Any]) -> Any:
         axes.grid(False, axis="y")
         handles, names = axes.get_legend_handles_labels()
         # Matplotlib names markers first; the legend begins with the bars.
-        num_bars = len(PARTS)
+        num_bars = len(ACTIVITIES)
         handles = handles[-num_bars:] + handles[:-num_bars]
         names = names[-num_bars:] + names[:-num_bars]
         figure.legend(handles, names, loc="outside upper left", ncols=6, columnspacing=1.6)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_sim.types import Array, Count
 
-BYTES = (0, 8, 16, 24)  # the first bit of each byte in a word
+BYTE_SHIFTS = (0, 8, 16, 24)  # the first bit of each byte in a word
 
 
 def from_int(number: int) -> Array:
@@ -92,7 +92,7 @@ def bytes_of(counts: Array) -> Array:
     [7, 1, 0, 0]
     """
     words = counts[..., None] if counts.ndim == 0 else counts[..., ::-1]  # the low word first
-    first_bits = np.array(BYTES, np.uint32).reshape((1,) * words.ndim + (4,))
+    first_bits = np.array(BYTE_SHIFTS, np.uint32).reshape((1,) * words.ndim + (4,))
     return (words.astype(jnp.uint32)[..., None] >> first_bits & 255).reshape(*words.shape[:-1], -1)
 
 

@@ -29,7 +29,7 @@ from fedjax_sim.running.files import CheckpointError as CheckpointError, RunLock
 from fedjax_sim.types import PyTree
 from fedjax_sim.validate import InvalidType, integer
 
-NAME = re.compile(r"round_(\d{8,10})\.ckpt")
+CHECKPOINT_NAME = re.compile(r"round_(\d{8,10})\.ckpt")
 
 
 def save(directory: str | Path, round: int, state: PyTree, meta: dict[str, Any], *, keep: int = 2) -> Path:
@@ -211,7 +211,7 @@ def newest_meta(directory: str | Path) -> tuple[Path, dict[str, Any]] | None:
 
 def _round(path: Path) -> int:
     """Returns the round in a checkpoint's name."""
-    match = NAME.fullmatch(path.name)
+    match = CHECKPOINT_NAME.fullmatch(path.name)
     assert match is not None, "the paths are of `_list`"
     return int(match[1])
 
@@ -219,7 +219,7 @@ def _round(path: Path) -> int:
 def _list(directory: Path) -> list[Path]:
     """Returns the checkpoints of a folder, newest first."""
     try:
-        paths = [path for path in directory.iterdir() if NAME.fullmatch(path.name)]
+        paths = [path for path in directory.iterdir() if CHECKPOINT_NAME.fullmatch(path.name)]
     except FileNotFoundError:
         return []
     except OSError as error:

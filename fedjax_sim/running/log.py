@@ -244,7 +244,7 @@ class Log:
     def check_resumable(self) -> None:
         """Refuses a folder without a checkpoint; does not create it."""
         folder = self.directory and self.directory / "checkpoints"
-        if folder and not any(checkpoint.NAME.fullmatch(path.name) for path in folder.glob("*.ckpt")):
+        if folder and not any(checkpoint.CHECKPOINT_NAME.fullmatch(path.name) for path in folder.glob("*.ckpt")):
             raise FileNotFoundError(f"resume: expected a checkpoint in {folder}, found none. Start without resume.")
 
     def start(self) -> None:

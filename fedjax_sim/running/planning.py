@@ -14,7 +14,7 @@ from fedjax_sim import engine
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 LANES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-PATIENCE = 2  # a trial ends after so many slower candidates in a row
+TRIAL_PATIENCE = 2  # a trial ends after so many slower candidates in a row
 TRIAL_SECONDS = 1.0  # seconds of rounds for each candidate
 
 
@@ -155,7 +155,7 @@ def _fastest(make: Callable, key: Array, params: PyTree, population: Population)
         if seconds < fewest_seconds:
             fastest_plan = plan
             fewest_seconds = seconds
-        if num_slower == PATIENCE:
+        if num_slower == TRIAL_PATIENCE:
             break
     return fastest_plan
 

@@ -19,17 +19,17 @@ from fedjax_sim.types import Algorithm, Array, Population, PyTree
 if TYPE_CHECKING:
     from fedjax_sim.privacy import Mechanism
 
-FILE = "privacy.json"
-MISSING = "a message that should have had noise was missing: this is released without noise, so no epsilon holds."
+LEDGER_FILE = "privacy.json"
+MISSING_NOISE = "a message that should have had noise was missing: this is released without noise, so no epsilon holds."
 ABORTED = "a secure sum was aborted: that too few clients were left is released without noise, so no epsilon holds."
-UNKNOWN = "The algorithm does not state its parts (`Algorithm.parts`), so nothing is known of its privacy."
-OPAQUE = (
+UNKNOWN_PARTS = "The algorithm does not state its parts (`Algorithm.parts`), so nothing is known of its privacy."
+OPAQUE_PROGRAM = (
     "The program calls the host, and what it computes there cannot be read: another program with this seed may share "
     "its noise, so this holds only if the seed was used for this run alone."
 )
 # Fields of a log that depend on the released models alone; any other field may depend on more.
 COVERED = {"round", "epsilon"}
-FIELDS = {"ledger", "stream", "void"}
+LEDGER_FIELDS = {"ledger", "stream", "void"}
 
 
 def default_delta(num_units: int) -> float:
@@ -98,9 +98,9 @@ class Spending:
         self.mechanism: Mechanism | None = None
         self.void = ""
         self.member_delta = None  # if clients are federations: the delta of the statement for one client under them
-        self.refused = UNKNOWN if algorithm.parts is None else ""
+        self.refused = UNKNOWN_PARTS if algorithm.parts is None else ""
         self.source = self.stream = source
-        self.path = directory and directory / FILE
+        self.path = directory and directory / LEDGER_FILE
         self.private = fingerprint.is_private(algorithm)
         if delta is not None:
             validate.in_range("delta", delta, 0, 1, open_low=True, open_high=True)
@@ -180,7 +180,7 @@ class Spending:
         """Returns the file's content; None if there never was a file."""
         if self.path is None or not (self.path.is_file() or checksums.is_listed(self.path)):
             return None
-        checksums.check_files(self.path.parent, [FILE], needed=True)
+        checksums.check_files(self.path.parent, [LEDGER_FILE], needed=True)
         try:
             return _checked(json_of(content_of(self.path)))
         except (OSError, TypeError, ValueError, checkpoint.CheckpointError) as error:
@@ -197,7 +197,7 @@ class Spending:
         """Checks the records of rounds that have run, before they are logged."""
         missing = [record for record in records if self.misses(record)]
         if missing and not self.void:
-            words = ABORTED if missing[0].get("aborted_rounds") else MISSING
+            words = ABORTED if missing[0].get("aborted_rounds") else MISSING_NOISE
             self._end(f"in round {missing[0]['round']} {words}")
 
     def misses(self, counts: Mapping[str, Any]) -> bool:
@@ -256,7 +256,7 @@ class Spending:
         lines = [explain(one_spent) for one_spent in all_spent]
         if fingerprint.is_opaque(self.source):
             statements.append("the program calls the host: a seed for this run alone")
-            lines.append(f"- {OPAQUE}")
+            lines.append(f"- {OPAQUE_PROGRAM}")
         uncovered = sorted(set(shown) - COVERED)
         if uncovered:
             lines.append(f"- Not covered, and shown by the log of this run: {', '.join(uncovered)}.")
@@ -277,7 +277,7 @@ def _checked(state: Any) -> dict[str, Any]:
     """
     from fedjax_sim.privacy import Ledger
 
-    if not isinstance(state, dict) or set(state) != FIELDS:
+    if not isinstance(state, dict) or set(state) != LEDGER_FIELDS:
         raise checkpoint.CheckpointError("expected a privacy ledger of this version of fedjax_sim, got another one.")
     for name in ("stream", "void"):
         if not isinstance(state[name], str):

@@ -14,7 +14,7 @@ from fedjax_sim.types.shares import reaches
 NONE_BESIDE_NOISE = "When it stops would tell about test rows or clients whom no epsilon covers."
 
 TARGET = re.compile(r"(\w+) *(>=|<=) *(\S+)")
-PATIENCE = re.compile(r"(\w+) not (higher|lower) for ([0-9]+)")
+PATIENCE_RULE = re.compile(r"(\w+) not (higher|lower) for ([0-9]+)")
 
 
 class StopWhen:
@@ -44,7 +44,7 @@ class StopWhen:
 
     def __init__(self, rule: str, records: Iterable[Mapping[str, Any]] = ()):
         text = rule.strip() if isinstance(rule, str) else ""
-        patience = PATIENCE.fullmatch(text)
+        patience = PATIENCE_RULE.fullmatch(text)
         match = patience or TARGET.fullmatch(text)
         number = float("nan") if match is None else validate.decimal(match[3])
         if match is None or number != number or (patience is not None and number < 1):

@@ -17,7 +17,7 @@ from fedjax_sim.sampling.time.lost_reports import recounted, some_slots
 from fedjax_sim.types import Array, Cohort, Metric, PyTree, Sampler
 
 UNFILLED = Metric("unfilled", "places in cohorts that nobody filled", "count")
-ABSENT = Metric("absent", "clients drawn before they joined or after they left", "count")
+ABSENT_CLIENTS = Metric("absent", "clients drawn before they joined or after they left", "count")
 
 
 class _Members(NamedTuple):
@@ -113,7 +113,7 @@ def with_membership(
         design=responding(design, "client"),
         tell=inner_tell(sampler),
         observe=inner_observe(sampler),
-        metrics=(*sampler.metrics, ABSENT, *(() if num_invited is None else (UNFILLED,))),
+        metrics=(*sampler.metrics, ABSENT_CLIENTS, *(() if num_invited is None else (UNFILLED,))),
     )
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim import validate
-from fedjax_sim.engine.feistel import ROUNDS, feistel, walked
+from fedjax_sim.engine.feistel import FEISTEL_ROUNDS, feistel, walked
 from fedjax_sim.prng import random_bits
 from fedjax_sim.types import Array
 from fedjax_sim.validate import PositiveInt
@@ -50,7 +50,7 @@ def permute(key: Array, positions: Array, population_size: PositiveInt) -> Array
     if size <= _EXACT_LIMIT:
         return _sorted_order(key, size)[positions]
     rows, columns = _grid(size)
-    network = functools.partial(feistel, random_bits(key, 2 * ROUNDS).reshape(ROUNDS, 2), rows, columns)
+    network = functools.partial(feistel, random_bits(key, 2 * FEISTEL_ROUNDS).reshape(FEISTEL_ROUNDS, 2), rows, columns)
     return walked(network, positions.astype(jnp.uint32), size, rows * columns - size).astype(jnp.int32)
 
 

@@ -20,7 +20,7 @@ from fedjax_sim.study.claims import Claim as Claim, selected
 # The probability that all intervals of one study contain the truth (Bonferroni's correction, in `critical_value`).
 CONFIDENCE = 0.99
 # What a prediction claims. An "estimate" is shown beside the measured number and never judged.
-KINDS = ("exact", "leading order", "upper bound", "estimate")
+PREDICTION_KINDS = ("exact", "leading order", "upper bound", "estimate")
 
 FEW = "A mean of fewer squares is far from normal, and its interval misses more often than its level says."
 
@@ -53,7 +53,7 @@ class Comparison(NamedTuple):
       standard_error: the standard error of `measured`; 0 without randomness, NaN without an interval.
       degrees: degrees of freedom behind the standard error.
       predicted: the value of the closed form; None where there is none.
-      kind: what the prediction claims, an entry of `KINDS`.
+      kind: what the prediction claims, an entry of `PREDICTION_KINDS`.
       resolution: how far rounding alone may have moved `measured`; the interval is wider by it on both sides.
     """
 

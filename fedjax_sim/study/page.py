@@ -14,7 +14,7 @@ from fedjax_sim.running.files import write_atomically
 from fedjax_sim.running.kept_files import check_free_of
 from fedjax_sim.study.findings import CONFIDENCE, Findings
 
-TAIL = ("measured", "predicted", "ratio", "interval", "")  # columns of a table after the conditions
+RESULT_COLUMNS = ("measured", "predicted", "ratio", "interval", "")  # columns of a table after the conditions
 
 
 def table(findings: Findings) -> tuple[list[str], list[list[str]]]:
@@ -33,7 +33,7 @@ def table(findings: Findings) -> tuple[list[str], list[list[str]]]:
     conditions = list(dict.fromkeys(name for row in findings.comparisons for name in row.conditions))
     lists = _lists(rows)
     varying = [name for name in conditions if name not in lists and len({str(row.get(name)) for row in rows}) > 1]
-    return [name.replace("_", " ") for name in (*varying, "quantity", *TAIL)], [
+    return [name.replace("_", " ") for name in (*varying, "quantity", *RESULT_COLUMNS)], [
         [*(_number(row.get(name)) for name in (*varying, "quantity")), *_result_cells(row)] for row in rows
     ]
 
@@ -44,7 +44,7 @@ def _lists(rows: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def _result_cells(row: dict[str, Any]) -> list[str]:
-    """Returns the cells of the columns `TAIL`."""
+    """Returns the cells of the columns `RESULT_COLUMNS`."""
     predicted = _number(row["predicted"])
     ratio = _number(row["ratio"])
     predicted = {"upper bound": "≤ ", "estimate": "≈ "}.get(row["kind"], "") + predicted

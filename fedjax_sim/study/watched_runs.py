@@ -16,15 +16,15 @@ from fedjax_sim.running import kept_results
 from fedjax_sim.types import Algorithm, Array, Population, PyTree
 
 # Numbers of a step's info that are recorded, where an algorithm reports them.
-STEP = ("round_seconds", "joules", "clients_reported", "staleness")
+STEP_METRICS = ("round_seconds", "joules", "clients_reported", "staleness")
 
 
 class Watched(NamedTuple):
     """The record of R runs with T steps and L evaluations each; all arrays are float64.
 
     Fields:
-      steps: [R, T] numbers of each step by name: those of `STEP` that the algorithm's info has, and "bytes", which is
-        downlink plus uplink.
+      steps: [R, T] numbers of each step by name: those of `STEP_METRICS` that the algorithm's info has, and "bytes",
+        which is downlink plus uplink.
       accuracy: [R, L + 1] before the first step, and after every `every` steps.
       every: steps between two evaluations, T / L.
     """
@@ -102,7 +102,7 @@ def watched_runs(
     def single_run(key):
         def step(state, t):
             state, info = algorithm.step(jax.random.fold_in(key, t), state, population)
-            numbers = {name: info[name].astype(jnp.float32) for name in STEP if name in info}
+            numbers = {name: info[name].astype(jnp.float32) for name in STEP_METRICS if name in info}
             byte_counts = [info[name] for name in ("uplink_bytes", "downlink_bytes")]
             return state, (numbers, byte_counts, info["dropped_clients"])
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fedjax_sim.report.by_client import Row, main_metric, metric_columns, shown_client
-from fedjax_sim.sweeps.runs import ABSENT, LoggedRun, names_of_rows
+from fedjax_sim.sweeps.runs import NO_PART, LoggedRun, names_of_rows
 
 
 class ClientTable(NamedTuple):
@@ -92,7 +92,7 @@ def clients_of_runs(
     values: dict[tuple, dict[int, dict[Any, float | None]]] = {}  # by combination, seed and client
     for run, keys_of_run in zip(runs, keys, strict=True):
         metric_of_client = {key: row[metric] for key, row in zip(keys_of_run, run.clients, strict=True)}
-        combination = tuple(run.options.get(name, ABSENT) for name in options)
+        combination = tuple(run.options.get(name, NO_PART) for name in options)
         values.setdefault(combination, {})[run.seed] = metric_of_client
     labels = names_of_rows(runs, options)
     first = next(iter(values.values()))

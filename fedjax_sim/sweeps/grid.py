@@ -15,7 +15,7 @@ from fedjax_sim import validate
 
 MAX_POINTS = 1_000_000
 OWN = ("seed", "round")  # columns that every row has
-KINDS = (bool, int, float, str, type(None))
+VALUE_TYPES = (bool, int, float, str, type(None))
 
 
 def combinations_of(grid: Mapping[str, Iterable] | Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -147,7 +147,7 @@ def _value(name: str, value: Any) -> Any:
     """Returns a plain Python value; numbers of arrays become Python numbers."""
     if isinstance(value, (np.ndarray, np.generic, jax.Array)) and np.ndim(value) == 0:
         value = np.asarray(value).item()
-    if type(value) not in KINDS:
+    if type(value) not in VALUE_TYPES:
         validate.fail(name, "a number, a truth value, a text or None", value, "Choose by name inside make.", TypeError)
     if isinstance(value, float) and not math.isfinite(value):
         validate.fail(name, "a finite number", value)

@@ -18,7 +18,7 @@ from fedjax_sim.sweeps.traced_hyperparameters import Trace, lifted, replay, trac
 from fedjax_sim.types import Algorithm, Array, PyTree
 
 COUNTED = ("dropped_clients", "skipped_rounds")  # counts that are summed between two looks: they show divergence
-MOST = 4096  # points in one program on a device
+POINTS_AT_ONCE = 4096  # points in one program on a device
 MEMORY = 0.25  # the share of memory that points may take
 
 
@@ -113,7 +113,7 @@ class Points:
         bytes_per_group = bytes_per_point * self.devices * self.batch
         most_groups = int(MEMORY * engine.total_memory() / max(bytes_per_group, 1))
         groups_needed = -(-most // (self.devices * self.batch))
-        self.groups = max(1, min(most_groups, MOST // self.batch, groups_needed))
+        self.groups = max(1, min(most_groups, POINTS_AT_ONCE // self.batch, groups_needed))
         traces = [[getattr(kind, name) for kind in kinds] for name in ("init", "step", "params")]
         self._lower([lifted(traces_of_part) for traces_of_part in traces], params, population)
 

@@ -17,7 +17,7 @@ from fedjax_sim.sweeps.finished import what_a_sweep_holds
 from fedjax_sim.sweeps.results import Sweep
 
 TOTALS = ("uplink_bytes", "downlink_bytes", "round_seconds")  # of rounds; a comparison shows their sums so far
-ABSENT = "none"  # the value of an option that another run's parts have and this run's have not
+NO_PART = "none"  # the value of an option that another run's parts have and this run's have not
 
 
 class LoggedRun(NamedTuple):
@@ -84,10 +84,10 @@ def sweep_of(runs: Sequence[LoggedRun]) -> Sweep:
     if len(runs) < 2:
         validate.fail("runs", "at least two", len(runs))
     paths = list(dict.fromkeys(path for run in runs for path in run.options))
-    names = [path for path in paths if len({run.options.get(path, ABSENT) for run in runs}) > 1]
+    names = [path for path in paths if len({run.options.get(path, NO_PART) for run in runs}) > 1]
     seen: dict[tuple, str] = {}
     for run in runs:
-        point = (run.seed, *(run.options.get(name, ABSENT) for name in names))
+        point = (run.seed, *(run.options.get(name, NO_PART) for name in names))
         if point in seen:
             hint = "They are the same point, and would count twice."
             validate.fail("runs", "runs that differ in an option or in their seed", (seen[point], run.name), hint)
@@ -97,7 +97,7 @@ def sweep_of(runs: Sequence[LoggedRun]) -> Sweep:
     if not rounds:
         validate.fail("runs", "runs with a round in which all were evaluated", [run.name for run in runs])
     rows = [
-        {"seed": run.seed, "round": round, **{name: run.options.get(name, ABSENT) for name in names}, **found[round]}
+        {"seed": run.seed, "round": round, **{name: run.options.get(name, NO_PART) for name in names}, **found[round]}
         for run, found in zip(runs, rows_of_runs, strict=True)
         for round in rounds
     ]
@@ -109,7 +109,7 @@ def names_of_rows(runs: Sequence[LoggedRun], options: Sequence[str]) -> list[str
     """Returns a name for each row of a comparison: the run's folder, or the first and the last of several seeds."""
     folders: dict[tuple, list[str]] = {}
     for run in runs:
-        folders.setdefault(tuple(run.options.get(name, ABSENT) for name in options), []).append(run.name)
+        folders.setdefault(tuple(run.options.get(name, NO_PART) for name in options), []).append(run.name)
     return [" ... ".join(dict.fromkeys((names[0], names[-1]))) for names in folders.values()]
 
 
@@ -132,5 +132,5 @@ def _rows(run: LoggedRun) -> dict[int, dict[str, Any]]:
 def _plain(value: Any) -> Any:
     """Returns an option's value as a label: lists and tables as JSON."""
     if value is None:
-        return ABSENT
+        return NO_PART
     return json.dumps(value) if isinstance(value, list | Mapping) else value

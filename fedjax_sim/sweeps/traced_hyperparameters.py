@@ -26,7 +26,7 @@ from fedjax_sim.sweeps.xla_constants import is_float, kept_floats
 from fedjax_sim.types import PyTree
 
 # Primitives that also hold functions which only a derivative or a `vmap` would call: these do not count.
-RULES = ("custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
+CUSTOM_CALLS = ("custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
 
 
 class Trace(NamedTuple):
@@ -115,7 +115,7 @@ def _kind(program: Program, floats: list[np.ndarray]) -> Hashable:
     for eqn in jaxpr.eqns:
         operands = tuple(map(atom, eqn.invars))
         items = sorted(eqn.params.items())
-        if eqn.primitive.name in RULES:
+        if eqn.primitive.name in CUSTOM_CALLS:
             items = [(name, value) for name, value in items if isinstance(value, Program)]
         params = tuple((name, _param(value, floats)) for name, value in items)
         results = tuple((atom(variable), _aval(variable.aval)) for variable in eqn.outvars)

@@ -10,7 +10,7 @@ from fedjax_sim import validate
 from fedjax_sim.validate import Positive
 
 # Spread in levels. Above it the Fourier series needs few terms; below it no number crosses two levels.
-FAR = 0.15
+MIN_SPREAD_OF_SERIES = 0.15
 TERMS = 16  # number of terms of the Fourier series
 
 
@@ -56,4 +56,4 @@ def rounding_variance(mean: Any, spread: Any, distance: Positive) -> np.ndarray:
         np.cos(2 * np.pi * k * position[..., None]) * np.exp(-2 * (np.pi * k * s[..., None]) ** 2) / (np.pi * k) ** 2
     )
     # Both forms are computed for all entries, and the one that is accurate is chosen.
-    return distance**2 * np.where(s < FAR, small_spread, 1 / 6 - fourier_terms.sum(-1))
+    return distance**2 * np.where(s < MIN_SPREAD_OF_SERIES, small_spread, 1 / 6 - fourier_terms.sum(-1))

@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_sim import validate
 from fedjax_sim.validate import NonNegativeInt, PositiveInt, PositiveShare, Share
 
-POINTS = 200_001  # number of points of the quadrature
+NUM_POINTS = 200_001  # number of points of the quadrature
 LAST = 36.0  # the largest logit: beyond it 1 - u would be 0 in float64
 
 
@@ -83,7 +83,7 @@ def expected_order_statistic(k: int, m: PositiveInt, quantile: Callable | None =
     spread = math.sqrt(1 / a + 1 / b)
     low = centre - 45 * max(1 / a, spread)
     high = min(centre + 45 * max(1 / b, spread), LAST)
-    logits = np.linspace(low, high, POINTS)
+    logits = np.linspace(low, high, NUM_POINTS)
     u = special.expit(logits)
     density = np.exp(a * special.log_expit(logits) + b * special.log_expit(-logits) - special.betaln(a, b))
     times = np.asarray(quantile(np.clip(u, 1e-300, 1 - 2.0**-53)), np.float64)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim import engine, prng, tree, validate
-from fedjax_sim.engine.feistel import ROUNDS, feistel, walked
+from fedjax_sim.engine.feistel import FEISTEL_ROUNDS, feistel, walked
 from fedjax_sim.transform.chain import Whole
 from fedjax_sim.types import Array, PyTree, Wire
 
@@ -212,7 +212,7 @@ def random_mask(key: Array, size: int, number: int) -> Array:
         return (bits[None, :] > bits[:, None]).sum(1, dtype=jnp.int32) < number
     # A random permutation of the positions (a Feistel network, walked until it is inside [0, size)) is evaluated at
     # `number` places only, so the number of hashes does not grow with `size`.
-    words = prng.counter_bits(key, jnp.arange(2 * ROUNDS, dtype=jnp.uint32)).reshape(ROUNDS, 2)
+    words = prng.counter_bits(key, jnp.arange(2 * FEISTEL_ROUNDS, dtype=jnp.uint32)).reshape(FEISTEL_ROUNDS, 2)
     side = math.isqrt(size - 1) + 1
     columns = -(-size // side)
     network = functools.partial(feistel, words, side, columns)

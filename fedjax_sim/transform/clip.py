@@ -25,8 +25,8 @@ from fedjax_sim.validate import PositiveShare
 LOW, HIGH = 1e-9, 1e9  # the range of a clip norm
 PER = ("vector", "leaf")
 BLOCK = 64  # squares summed in one pass
-FAR = 2.0**-80  # a scale that brings the squares of the largest floats into range
-MOST = 1e30  # the largest norm that is reported
+SAFE_SCALE = 2.0**-80  # a scale that brings the squares of the largest floats into range
+MAX_REPORTED_NORM = 1e30  # the largest norm that is reported
 
 
 @validate.named_arguments
@@ -202,7 +202,7 @@ def _clipped(update: PyTree, clip_norm: float | Array, per: str, narrow: bool) -
         is_out_of_range = ~(near < jnp.inf)
         shrink = room / jnp.where(is_longer, jnp.where(is_out_of_range, far, near), 1)
         # Two factors, since the product of the two could underflow where the norm is out of range.
-        first_factor = jnp.where(is_out_of_range, FAR, 1.0)
+        first_factor = jnp.where(is_out_of_range, SAFE_SCALE, 1.0)
         second_factor = jnp.where(is_longer, jnp.where(is_out_of_range, shrink * limit, shrink), 1.0)
         # The factors are float64 if any leaf is, hence the second `astype`.
         scaled = [(x.astype(_wide(x)) * first_factor * second_factor).astype(_wide(x)) for x in group]
@@ -215,7 +215,7 @@ def _clipped(update: PyTree, clip_norm: float | Array, per: str, narrow: bool) -
     measured = {
         "clipped_update_share": Mean(jnp.asarray(sum(were_clipped)), jnp.float32(len(were_clipped))),
         # Not a number for an update that is not finite. Integers that are made of the message show nothing of it.
-        "unclipped_norm": Mean(jnp.where(is_finite, jnp.minimum(norm, MOST), jnp.nan), one),
+        "unclipped_norm": Mean(jnp.where(is_finite, jnp.minimum(norm, MAX_REPORTED_NORM), jnp.nan), one),
     }
     return structure.unflatten(message), measured
 
@@ -322,14 +322,14 @@ def length_over(leaves: list[Array], limit: float | Array) -> tuple[Array, Array
     leaves = [x for x in leaves if x.size] or [jnp.zeros(1)]
     # Hidden from the compiler in both arithmetics: with a constant c, (x c)(x c) may become x x (c c), where c c
     # underflows to zero.
-    scale = engine.rounded_here(jnp.float32(FAR), leaves)
+    scale = engine.rounded_here(jnp.float32(SAFE_SCALE), leaves)
     near, far = (reduce(jnp.add, [_squares(x, factor) for x in leaves]) for factor in (1 / limit, scale))
     return jnp.where(near < 2.0**126, jnp.sqrt(near), jnp.inf), jnp.sqrt(far)
 
 
 def _norm(near: Array, far: Array, limit: float | Array) -> Array:
     """The norm, from the two scales of `length_over`."""
-    return jnp.where(near < jnp.inf, near * limit, far / FAR)
+    return jnp.where(near < jnp.inf, near * limit, far / SAFE_SCALE)
 
 
 def slack(leaves: list[Array], others: int = 16) -> float:

@@ -26,7 +26,7 @@ from fedjax_sim.validate import Number
 EPSILONS = Number(1e-6, 30)  # of one message
 PRIVUNIT_EPSILONS = Number(1e-6, 18)  # beyond 18 the outer part's draws in float32 do not reach the half-space
 BLOCK = 512  # numbers that are added up at once, so that a sum of n numbers errs by log n of them
-FAR = 2.0**64  # beyond it a sum of magnitudes might overflow
+MAX_MAGNITUDE = 2.0**64  # beyond it a sum of magnitudes might overflow
 
 
 def local_laplace(clip_norm: float, epsilon: float) -> UpdateTransform:
@@ -252,7 +252,7 @@ def _clipped_l1(update: PyTree, clip_norm: float) -> PyTree:
     leaves = [x.astype(tree.at_least_float32(x.dtype)) for x in jax.tree.leaves(update)]
     largest = jnp.stack([jnp.abs(x).max(initial=0).astype(jnp.float32) for x in leaves]).max()
     # Huge numbers are made smaller by a power of two first, so that their sum does not overflow.
-    shrink = jnp.where(largest > FAR, 1 / FAR, 1)
+    shrink = jnp.where(largest > MAX_MAGNITUDE, 1 / MAX_MAGNITUDE, 1)
     near = [x * shrink.astype(x.dtype) for x in leaves]
     totals, roundings = zip(*(_sum(jnp.abs(x)) for x in near), strict=True)
     total = sum(totals)

@@ -87,7 +87,7 @@ def test_pairs_of_long_rows_are_uniform():
 
     assert statistic() < 5400
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shuffling, "ROUNDS", 2)
+        patch.setattr(shuffling, "FEISTEL_ROUNDS", 2)
         assert statistic() > 10_000
 
 

@@ -47,7 +47,7 @@ def test_convolution_equals_linen(padding, stride, size):
         return jax.jit(jax.value_and_grad(scalar, (0, 1), has_aux=True))(params, x)
 
     expected = values(lambda params, x: oracle.apply({"params": params}, x))
-    for method in layers.METHODS:
+    for method in layers.CONVOLUTION_METHODS:
         got = values(lambda p, x, m=method: layers.convolution(p, x, stride=stride, padding=padding, method=m))
         same(got, expected, 2e-5)
 

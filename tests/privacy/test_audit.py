@@ -16,7 +16,7 @@ from scipy import stats
 from fedjax_sim import aggregation, instruments, privacy, sampling, server, transform
 from fedjax_sim.algorithms import federated
 from fedjax_sim.engine import Plan
-from fedjax_sim.instruments.audit import SPREAD
+from fedjax_sim.instruments.audit import SPREAD_CANARY
 from fedjax_sim.privacy import scores
 from fedjax_sim.prng import normal
 from fedjax_sim.transform.gaussian import adaptive_clip, distributed_gaussian, gaussian_mechanism
@@ -148,7 +148,7 @@ def program_of_bugs(num_releases=20_000):
     def release(key, with_canary, bug):
         parts = algorithm(clip_and_noise(bug), aggregator_of(bug))
         dirac = jnp.isin(bug, jnp.array([BUGS.index("uniform noise"), BUGS.index("noise cut off at two deviations")]))
-        direction = jax.tree.map(lambda x, y: jnp.where(dirac, x, y), DIRAC, SPREAD)
+        direction = jax.tree.map(lambda x, y: jnp.where(dirac, x, y), DIRAC, SPREAD_CANARY)
         how = {"others": "opposite", "plan": Plan(lanes=2, chunk=2), "direction": direction}
         return instruments.canary_release(parts, **how)(key, with_canary)
 

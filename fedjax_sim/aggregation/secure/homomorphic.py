@@ -30,7 +30,7 @@ from fedjax_sim.types import Aggregator, Array, Metric, PyTree, Wire
 
 LIMITS = {4096: 109, 8192: 218, 16384: 438, 32768: 881}  # bits of all primes for 128-bit security (HE standard, 2018)
 HEADER_BYTES = 192  # at most, of a ciphertext in SEAL's and TenSEAL's formats
-MARGIN = 2  # bits between the largest sum and where it would wrap around; half of the modulus is for the sign
+MARGIN_BITS = 2  # bits between the largest sum and where it would wrap around; half of the modulus is for the sign
 
 
 def homomorphic_mean(
@@ -83,7 +83,7 @@ def homomorphic_mean(
     plain = mean(weighting=weighting) if denominator is None else fixed_mean(denominator, weighting=weighting)
     _check_parameters(degree, modulus_bits, scale_bits)
     std = homomorphic_std(degree, scale_bits)
-    largest_sum = 2.0 ** (modulus_bits - scale_bits - MARGIN)
+    largest_sum = 2.0 ** (modulus_bits - scale_bits - MARGIN_BITS)
 
     def init(update_spec, num_slots):
         return {"sum": plain.init(update_spec, num_slots), "messages": jnp.zeros((), jnp.int32)}
@@ -209,7 +209,7 @@ def run_homomorphic_sum(
     messages = np.asarray(messages, np.float64)
     if messages.ndim != 2 or not np.isfinite(messages).all() or not messages.size:
         validate.fail("messages", "finite numbers [clients, numbers]", list(messages.shape))
-    largest_sum = 2.0 ** (modulus_bits - scale_bits - MARGIN)
+    largest_sum = 2.0 ** (modulus_bits - scale_bits - MARGIN_BITS)
     peak = np.abs(messages).sum(0).max()
     if peak >= largest_sum:
         hint = "Shorter messages, fewer scale_bits or more modulus_bits."
@@ -261,5 +261,5 @@ def _num_ciphertexts(dimension: int, degree: int) -> int:
 def _check_parameters(degree: int, modulus_bits: int, scale_bits: int) -> None:
     validate.one_of("degree", degree, LIMITS)
     validate.integer("modulus_bits", modulus_bits, 30, 60, hint="Its prime fits a word of 64 bits.")
-    hint = f"At least {MARGIN + 1} bits are left for a sum."
-    validate.integer("scale_bits", scale_bits, 10, modulus_bits - MARGIN - 1, hint=hint)
+    hint = f"At least {MARGIN_BITS + 1} bits are left for a sum."
+    validate.integer("scale_bits", scale_bits, 10, modulus_bits - MARGIN_BITS - 1, hint=hint)

@@ -28,7 +28,7 @@ from fedjax_sim.aggregation.secure.ring import Ring
 from fedjax_sim.tree import num_values
 from fedjax_sim.types import Aggregator, Array, PyTree, Received, Wire
 
-STEPS = ("advertise", "share", "upload", "unmask")
+STEP_NAMES = ("advertise", "share", "upload", "unmask")
 
 
 def secure_sum(
@@ -119,7 +119,7 @@ def secure_sum(
     ring = ring_of(aggregator)
 
     def stays(key, round):
-        return leaves_before(key, round.cohort.ids, cumulative) > 2  # not before the end of the upload, `STEPS[2]`
+        return leaves_before(key, round.cohort.ids, cumulative) > 2  # not before the end of the upload, `STEP_NAMES[2]`
 
     def init(update_spec, num_slots):
         _check_slots(num_slots, threshold, neighbours, signed)
@@ -211,7 +211,7 @@ def leaves_before(key: Array, ids: Array, cumulative: np.ndarray) -> Array:
       ids: [c] int32 client ids.
       cumulative: [4], as `left_by` returns it.
 
-    Returns: [c] int32, an index of `STEPS`; 4 = the client stays to the end.
+    Returns: [c] int32, an index of `STEP_NAMES`; 4 = the client stays to the end.
     """
     uniform = luck(key, ids, "secure_dropout")
     return (uniform[:, None] >= jnp.asarray(cumulative, jnp.float32)[None]).sum(1, dtype=jnp.int32)
@@ -278,14 +278,15 @@ def left_by(dropout: float | Sequence[float]) -> np.ndarray:
     Args:
       dropout: the probability of leaving before a step, for all steps, or four probabilities.
 
-    Raises: ValueError or TypeError for an argument that is neither a probability nor four of them, as many as `STEPS`.
+    Raises: ValueError or TypeError for an argument that is neither a probability nor four of them, one for each of
+      `STEP_NAMES`.
 
     >>> left_by([0.0, 0.5, 0.5, 0.0]).tolist()
     [0.0, 0.5, 0.75, 0.75]
     """
-    step_probabilities = list(dropout) if isinstance(dropout, Sequence | np.ndarray) else [dropout] * len(STEPS)
-    if len(step_probabilities) != len(STEPS):
-        validate.fail("dropout", f"a probability, or one for each of {', '.join(STEPS)}", dropout)
+    step_probabilities = list(dropout) if isinstance(dropout, Sequence | np.ndarray) else [dropout] * len(STEP_NAMES)
+    if len(step_probabilities) != len(STEP_NAMES):
+        validate.fail("dropout", f"a probability, or one for each of {', '.join(STEP_NAMES)}", dropout)
     for i, probability in enumerate(step_probabilities):
         validate.in_range(f"dropout[{i}]", probability, 0, 1)
     return 1 - np.cumprod([1 - probability for probability in step_probabilities])

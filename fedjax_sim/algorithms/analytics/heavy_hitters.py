@@ -25,7 +25,7 @@ from fedjax_sim.types.shares import reaches
 from fedjax_sim.validate import FromData, Integer, OpenShare, PositiveInt, named_arguments
 
 MOST_CELLS = 1 << 22  # numbers of a message
-NOTHING = -1  # stands for a prefix in an empty place
+NO_PREFIX = -1  # stands for a prefix in an empty place
 
 
 @named_arguments
@@ -134,7 +134,7 @@ def heavy_hitters(
 
 def _without_padding(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the symbols that were found, and their shares."""
-    is_found = params["symbols"] != NOTHING
+    is_found = params["symbols"] != NO_PREFIX
     return {name: params[name][is_found] for name in ("symbols", "shares")}
 
 
@@ -159,7 +159,7 @@ class _Tree(NamedTuple):
 
     def root(self) -> dict[str, Array]:
         """Returns the state before the first round, which holds the empty prefix alone."""
-        prefixes = jnp.full(self.num_places, NOTHING, jnp.int32).at[0].set(0)
+        prefixes = jnp.full(self.num_places, NO_PREFIX, jnp.int32).at[0].set(0)
         return {"level": jnp.int32(0), "prefixes": prefixes, "shares": jnp.zeros(self.num_places, jnp.float32)}
 
     def bits_after(self, level: Array) -> Array:
@@ -190,7 +190,7 @@ class _Tree(NamedTuple):
         is_kept = best >= 0
         new = {
             "level": state["level"] + 1,
-            "prefixes": jnp.where(is_kept, children[cells], NOTHING),
+            "prefixes": jnp.where(is_kept, children[cells], NO_PREFIX),
             "shares": jnp.where(is_kept, best, 0),
         }
         is_done = state["level"] >= self.num_rounds
@@ -200,7 +200,7 @@ class _Tree(NamedTuple):
         """Returns the symbols that were found, and their shares of votes; none before the last level."""
         is_done = state["level"] >= self.num_rounds
         return {
-            "symbols": jnp.where(is_done, state["prefixes"], NOTHING),
+            "symbols": jnp.where(is_done, state["prefixes"], NO_PREFIX),
             "shares": jnp.where(is_done, state["shares"], 0),
         }
 

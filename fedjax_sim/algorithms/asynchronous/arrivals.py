@@ -23,7 +23,7 @@ from fedjax_sim.sampling.permutation import others, permute
 from fedjax_sim.types import Array, Clock
 
 PATIENCE = 60  # seconds until a server looks again for clients when nobody is in flight
-COUNTED = 1024  # up to so many clients are put in order by comparing all pairs; more are sorted
+MAX_COMPARED = 1024  # up to so many clients are put in order by comparing all pairs; more are sorted
 
 
 class Flights(NamedTuple):
@@ -231,7 +231,7 @@ def _ordered(entry: _Entry) -> _Entry:
     time = entry.time
     ids = entry.ids
     index = jnp.arange(entry.ids.size, dtype=jnp.int32)
-    if index.size > COUNTED:
+    if index.size > MAX_COMPARED:
         leaves, structure = jax.tree.flatten(entry)
         return jax.tree.unflatten(structure, jax.lax.sort(leaves, num_keys=2))
 

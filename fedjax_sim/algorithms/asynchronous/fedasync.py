@@ -40,7 +40,7 @@ from fedjax_sim.transform import identity
 from fedjax_sim.types import Aggregator, Algorithm, Array, Devices, Execution, PyTree, StalenessWeight, Star
 from fedjax_sim.validate import LossFn, PopulationSize, PositiveShare
 
-SMALL = 2048  # leaves of at most so many numbers are mixed together, as one array
+MAX_MIXED_TOGETHER = 2048  # leaves of at most so many numbers are mixed together, as one array
 
 
 class FedAsyncOptions(client.LocalSteps, ExecutionOptions, total=False):
@@ -202,7 +202,7 @@ def _chain(
     rings, message_leaves = (structure.flatten_up_to(x) for x in (models, messages))
     # Small leaves are mixed as one array, and their versions are written after the loop: an operation of a turn costs
     # more than so few numbers.
-    small = [i for i, x in enumerate(leaves) if x.size <= SMALL and x.dtype == jnp.float32]
+    small = [i for i, x in enumerate(leaves) if x.size <= MAX_MIXED_TOGETHER and x.dtype == jnp.float32]
     large = [i for i in range(len(leaves)) if i not in small]
     small_shapes = [leaves[i].shape for i in small]
     small_ends = np.cumsum([leaves[i].size for i in small])

@@ -16,7 +16,7 @@ from fedjax_sim.transform import identity
 from fedjax_sim.types import Algorithm, ClientUpdate, ParamsKind, Sampler, ServerUpdate, Wire
 from fedjax_sim.validate import LossFn, named_arguments
 
-NOTHING = Wire(0, 0)
+NO_MESSAGE = Wire(0, 0)
 
 
 class LocalTrainingOptions(client.LocalSteps, ExecutionOptions, total=False):
@@ -66,11 +66,11 @@ def local(
         broadcast=lambda start: start,
         apply=lambda key, aggregate, start: start,
         params=lambda start: start,
-        wire=lambda broadcast: NOTHING,  # clients know the start model
+        wire=lambda broadcast: NO_MESSAGE,  # clients know the start model
         takes=lambda params: {"is_finite": jax.ShapeDtypeStruct((), jnp.float32)},
         params_kind=ParamsKind.UNTRAINED,
     )
-    unsent = identity()._replace(wire=lambda *_: NOTHING)
+    unsent = identity()._replace(wire=lambda *_: NO_MESSAGE)
     clients = ClientUpdate(lambda start: start, apply, facts_of(work, optimizer))
     return with_own_models(
         sampler, clients, aggregation.mean(), server, lambda _, own, __: own, transform=unsent, **round_options

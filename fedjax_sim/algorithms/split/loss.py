@@ -21,7 +21,7 @@ from fedjax_sim.network.link import send, transcript as taken_down
 from fedjax_sim.types import Array, PyTree
 from fedjax_sim.validate import Number
 
-LABELS = "labels"  # the name of the message with the labels
+LABELS_MESSAGE = "labels"  # the name of the message with the labels
 # The name of a column of the examples that is 1 for real examples and 0 in padding, where all columns are 0.
 PRESENT = "present"
 
@@ -46,7 +46,7 @@ class Split:
     @property
     def changes_outputs(self) -> bool:
         """Whether a link changes the activations that are sent over it."""
-        return any(link.forward is not None for name, link in self.links.items() if name != LABELS)
+        return any(link.forward is not None for name, link in self.links.items() if name != LABELS_MESSAGE)
 
     def _moving(self, move: Callable) -> Model:
         """The model, with activations passed from party to party by `move(key, x, source, target, name)`."""
@@ -82,8 +82,8 @@ class Split:
             return tap(self.links.get(name, plain), key, x, source, target, name=name)
 
         if self.cut.last != 0:
-            link = self.links.get(LABELS, plain)
-            labels = tap(link, None, examples["y"], 0, self.cut.last, name=LABELS, kind="labels")
+            link = self.links.get(LABELS_MESSAGE, plain)
+            labels = tap(link, None, examples["y"], 0, self.cut.last, name=LABELS_MESSAGE, kind="labels")
             examples = {**examples, "y": labels}
         values = supervised(self._moving(move), self.loss, measure=self.measure)(params, examples, key)
         if not self.decorrelation or key is None:
@@ -168,7 +168,7 @@ def split_of(
     if measure is not None:
         validate.function("measure", measure, "outputs, examples")
     links = {} if link is None else link
-    receiving = [*made.places, *_branch_names(made), *[LABELS] * (made.last != 0)]
+    receiving = [*made.places, *_branch_names(made), *[LABELS_MESSAGE] * (made.last != 0)]
     if isinstance(links, Link):
         links = dict.fromkeys(receiving, links)
     elif isinstance(links, Mapping):

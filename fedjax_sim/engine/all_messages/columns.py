@@ -22,7 +22,7 @@ from fedjax_sim.engine.largest import largest_magnitude
 from fedjax_sim.types import Array, PyTree
 
 TILE = 4096  # coordinates that are worked on at once
-ROWS = 4  # messages whose peaks are computed at once
+MESSAGES_AT_ONCE = 4  # messages whose peaks are computed at once
 
 
 @partial(
@@ -188,7 +188,7 @@ def _peaks(x: Array) -> Array:
     Args:
       x: a leaf of the messages, [places, d] with d >= 1.
     """
-    num_rows = min(ROWS, x.shape[0])
+    num_rows = min(MESSAGES_AT_ONCE, x.shape[0])
 
     def block(i, peaks):
         # The last block begins earlier, and looks again at some rows: a slice does not go past the end.

@@ -20,7 +20,7 @@ from fedjax_sim.engine.all_messages.radix import UNSIGNED, radix_select
 from fedjax_sim.engine.platform import target
 from fedjax_sim.types import Array
 
-LANES = 512  # columns that a vector is folded into
+FOLDED_COLUMNS = 512  # columns that a vector is folded into
 
 
 def _magnitudes(x: Array) -> Array:
@@ -45,11 +45,11 @@ def _rank_in_vector(keys: Array, rank: Array) -> tuple[Array, Array]:
     """
     largest_key = ~keys.dtype.type(0)
     # Padding has the largest key and stands last, so it changes the rank of no key.
-    padding = jnp.full(-keys.size % LANES, largest_key, keys.dtype)
-    columns = jnp.concatenate([keys, padding]).reshape(-1, LANES)
+    padding = jnp.full(-keys.size % FOLDED_COLUMNS, largest_key, keys.dtype)
+    columns = jnp.concatenate([keys, padding]).reshape(-1, FOLDED_COLUMNS)
 
     def over_columns(counts):
-        """Adds up counts [groups, LANES] over groups and columns, because the columns are one vector: [1]."""
+        """Adds up counts [groups, FOLDED_COLUMNS] over groups and columns, because the columns are one vector: [1]."""
         return counts.sum(keepdims=True)[0]
 
     key, num_before = radix_select(columns, rank.reshape(1, 1), over_columns)

@@ -65,7 +65,7 @@ PENDING = 480
 # time. On accelerators all of them stand in straight-line code, because each turn would write the words to memory.
 BLOCK = 64
 UNROLLED = 32
-JOINED = 1 << 16  # the most coordinates of a sum that is joined with others
+MAX_JOINED = 1 << 16  # the most coordinates of a sum that is joined with others
 # The most coordinates of a sum whose words move with each chunk on a CPU. For longer ones, loops that seldom turn cost
 # less than the words.
 SHORT = 1 << 10
@@ -168,14 +168,14 @@ def concatenated(sums: list[ExactSum]) -> tuple[list[ExactSum], Callable]:
     Args:
       sums: sums, of any shapes.
 
-    Returns: (the sums in normal form, where those of at most JOINED coordinates and of as many bins are one flat sum, a
-      function that splits such sums, or arrays of their shapes, into one for each of `sums`).
+    Returns: (the sums in normal form, where those of at most MAX_JOINED coordinates and of as many bins are one flat
+      sum, a function that splits such sums, or arrays of their shapes, into one for each of `sums`).
     """
     # (number of kept bins, None) -> indices of short sums; (number of kept bins, index) -> the one long sum.
     groups: dict[tuple[int, int | None], list[int]] = {}
     for index, acc in enumerate(sums):
         # A long sum is a group of its own: its words are not copied.
-        own_index = None if acc.top.size <= JOINED else index
+        own_index = None if acc.top.size <= MAX_JOINED else index
         groups.setdefault((len(acc.low), own_index), []).append(index)
 
     def one_sum(indices: list[int]) -> ExactSum:

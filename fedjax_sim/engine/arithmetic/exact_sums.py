@@ -29,7 +29,7 @@ MAX_CLIENTS = 1 << 26  # before a high word could overflow
 MAX_DEVICES = 1 << 10  # before a sum over devices of low words, each below 2^20, could overflow
 # Up to this number, each device has a place of its own in the array that is summed over devices. For more devices,
 # words that are spread over all bins are less to send.
-PLACES = 8
+MOST_PLACES = 8
 
 
 @partial(jax.tree_util.register_dataclass, meta_fields=["spec", "structure"], data_fields=["parts"])
@@ -198,8 +198,8 @@ def _combined_leaves(leaves: list[ExactSum | Array], axis: str) -> list[ExactSum
 
     Args:
       leaves: the leaves of one device's carry: exact sums in normal form, and arrays of any dtype, which are added.
-      axis: the name of the mesh axis, of D devices. With D <= PLACES, sums and small counters of 32 bits are sent as
-        words, each device's in a place of its own; else sums are spread over all bins, and counters go as int32.
+      axis: the name of the mesh axis, of D devices. With D <= MOST_PLACES, sums and small counters of 32 bits are sent
+        as words, each device's in a place of its own; else sums are spread over all bins, and counters go as int32.
 
     Returns: the leaves of all devices together, in the same order and in the same dtypes.
     """
@@ -208,7 +208,7 @@ def _combined_leaves(leaves: list[ExactSum | Array], axis: str) -> list[ExactSum
     # the words in one collective, which is of int32.
     dtypes = [None if _is_sum(x) else x.dtype for x in leaves]
     leaves = [x.astype(jnp.int32) if not _is_sum(x) and _is_counter(x) else x for x in leaves]
-    has_place = [number <= PLACES and (_is_sum(x) or _is_counter(x)) for x in leaves]
+    has_place = [number <= MOST_PLACES and (_is_sum(x) or _is_counter(x)) for x in leaves]
     words = [
         exact_sum.packed_words(x) if _is_sum(x) else (x,)
         for x, is_placed in zip(leaves, has_place, strict=True)
@@ -247,7 +247,7 @@ def _combined_leaves(leaves: list[ExactSum | Array], axis: str) -> list[ExactSum
 
 def _is_counter(x: Array) -> bool:
     """Returns whether an array holds a few integers of 32 bits, whose sums modulo 2^32 are those of int32 words."""
-    return x.dtype in (jnp.int32, jnp.uint32) and x.size <= tree.SMALL
+    return x.dtype in (jnp.int32, jnp.uint32) and x.size <= tree.MAX_GROUPED_LEAF
 
 
 def _unpacked(flat: Array, like: PyTree) -> PyTree:

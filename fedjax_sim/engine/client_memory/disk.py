@@ -35,7 +35,7 @@ SCHEMA = 1
 HEAD = struct.Struct("<8sQQQ16s32sL")  # magic, schema, clients, record bytes, mark, layout digest, CRC of those
 # The newest journal's version, its bytes, CRC. It changes with the journal, so it has a sector of its own.
 PLACE, PLACE_AT = struct.Struct("<QQL"), 512
-START = 4096  # byte where the records begin
+RECORDS_START = 4096  # byte where the records begin
 PIECE_BYTES = 1 << 24  # bytes of rows that are handled at once
 
 
@@ -263,7 +263,7 @@ class MemoryFile:
         rows = self._open_rows
         # In the order of the disk, whatever the order of the cohort.
         for i in np.argsort(ids, kind="stable").tolist():
-            if os.preadv(rows, [records[i].data], START + int(ids[i]) * size) != size:
+            if os.preadv(rows, [records[i].data], RECORDS_START + int(ids[i]) * size) != size:
                 raise MemoryFileError(f"{self.path}: truncated; the record of client {ids[i]} is not there.")
         damaged = self.format.damaged(ids, records)
         if damaged is not None:
@@ -281,7 +281,7 @@ class MemoryFile:
         """Writes records [k, record bytes] of clients `ids`, in the order of the disk."""
         rows = self._open_rows
         for i in np.argsort(ids, kind="stable").tolist():
-            write_at(rows, records[i], START + int(ids[i]) * self.format.record_bytes)
+            write_at(rows, records[i], RECORDS_START + int(ids[i]) * self.format.record_bytes)
 
     def _check_version(self, version: int) -> None:
         """Opens the file at its first use; raises MemoryFileError for a state that is not the file's."""
@@ -317,7 +317,7 @@ class MemoryFile:
         Raises: MemoryFileError for a file that cannot be opened, is damaged, has another length, or belongs to another
           algorithm or population.
         """
-        size = START + self.num_clients * self.format.record_bytes
+        size = RECORDS_START + self.num_clients * self.format.record_bytes
         fixed = (MAGIC, SCHEMA, self.num_clients, self.format.record_bytes)
         try:
             if create:

@@ -19,7 +19,7 @@ MAGIC = b"FEDJAXUN"
 # magic, mark of the file, version, version and bytes of the journal before (-1: none)
 HEAD = struct.Struct("<8s16sqqQ")
 # version, 1 for the last batch of its version, rows, rows that are no holes
-BATCH = struct.Struct("<qqqQ")
+BATCH_HEADER = struct.Struct("<qqqQ")
 DIGEST = hashlib.sha256().digest_size
 START = HEAD.size + DIGEST
 
@@ -114,7 +114,7 @@ class Journal:
           there: [k] bool, False for holes.
           records: [k, record bytes]; those of holes are not stored.
         """
-        head = BATCH.pack(version, last, len(ids), int(there.sum()))
+        head = BATCH_HEADER.pack(version, last, len(ids), int(there.sum()))
         batch = b"".join([head, ids.tobytes(), there.astype(np.uint8).tobytes(), records[there].tobytes()])
         write_at(self.file, batch + hashlib.sha256(batch).digest(), self.end)
         if len(ids):
@@ -129,19 +129,21 @@ class Journal:
         """
         place = START
         end = self.end if end is None else end
-        while place + BATCH.size <= end:
-            version, last, count, num_stored = BATCH.unpack(os.pread(self.file, BATCH.size, place))
+        while place + BATCH_HEADER.size <= end:
+            version, last, count, num_stored = BATCH_HEADER.unpack(os.pread(self.file, BATCH_HEADER.size, place))
             # 8 bytes for each id, and 1 that tells whether its record is stored.
-            body = BATCH.size + 9 * count + num_stored * self.record_bytes
+            body = BATCH_HEADER.size + 9 * count + num_stored * self.record_bytes
             if not 0 <= num_stored <= count or place + body + DIGEST > end:
                 return
             data = read_at(self.file, body + DIGEST, place)
             if hashlib.sha256(data[:body]).digest() != data[body:]:
                 return
-            ids = np.frombuffer(data[BATCH.size : BATCH.size + 8 * count], "<i8")
-            is_stored = np.frombuffer(data[BATCH.size + 8 * count : BATCH.size + 9 * count], np.uint8) != 0
+            ids = np.frombuffer(data[BATCH_HEADER.size : BATCH_HEADER.size + 8 * count], "<i8")
+            is_stored = (
+                np.frombuffer(data[BATCH_HEADER.size + 8 * count : BATCH_HEADER.size + 9 * count], np.uint8) != 0
+            )
             records = np.zeros((count, self.record_bytes), np.uint8)
-            stored = np.frombuffer(data[BATCH.size + 9 * count : body], np.uint8)
+            stored = np.frombuffer(data[BATCH_HEADER.size + 9 * count : body], np.uint8)
             records[is_stored] = stored.reshape(num_stored, self.record_bytes)
             place += body + DIGEST
             yield Batch(version + last, ids, records, place)

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_sim.types import PyTree
 
-WRITTEN = 1 << 32  # a bit in the checksum of each record that is no hole, so that no checksum is zero
+WRITTEN_BIT = 1 << 32  # a bit in the checksum of each record that is no hole, so that no checksum is zero
 
 
 class RecordFormat:
@@ -88,7 +88,7 @@ def checksums(records: np.ndarray) -> np.ndarray:
 def _checksum(id: int, record: np.ndarray) -> int:
     """Returns the checksum of a record's bytes and of its client, never zero."""
     # The CRC begins with the client's id, so that the record of another client does not match.
-    return zlib.crc32(record[:-8].data, id & 0xFFFFFFFF) | WRITTEN
+    return zlib.crc32(record[:-8].data, id & 0xFFFFFFFF) | WRITTEN_BIT
 
 
 def with_crc(raw: bytes | memoryview) -> bytes:

@@ -28,7 +28,7 @@ from fedjax_sim.engine.fold import is_unplaced
 from fedjax_sim.engine.platform import device_memory
 from fedjax_sim.types import Array, PyTree
 
-KINDS = ("auto", "device", "disk")
+STORES = ("auto", "device", "disk")
 LARGE = 1 << 30  # from this many bytes of client memory on a device on, there is a warning
 _setting: contextvars.ContextVar = contextvars.ContextVar("client_memory", default=("auto", None))
 
@@ -46,7 +46,7 @@ def client_memory(kind: str = "auto", directory: str | os.PathLike | None = None
 
     Guarantees: the kind changes no bit (tests/engine/client_memory/test_store.py::test_every_kind_gives_the_same_bits).
     """
-    validate.one_of("client_memory", kind, KINDS)
+    validate.one_of("client_memory", kind, STORES)
     if kind == "disk" and directory is None:
         validate.fail("client_memory", "a run directory for the file of kind 'disk'", None)
     token = _setting.set((kind, None if directory is None else Path(directory)))

@@ -18,7 +18,7 @@ from fedjax_sim import validate
 from fedjax_sim.files import text_files
 
 MOST_EXACT = 1 << 53  # integers above it are not all floats
-LONGEST = 4000  # digits: Python refuses to convert more than 4,300
+MAX_DIGITS = 4000  # digits: Python refuses to convert more than 4,300
 DEEPEST = 16  # axes of an array in a row
 INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.0+)?")  # texts that are integers; 007 is none
 
@@ -305,7 +305,7 @@ def own_name(value: Any) -> str:
 
 def _is_integer(name: str) -> bool:
     """Tells whether a text is an integer without leading zeros, which Python can read."""
-    return INTEGER.fullmatch(name) is not None and len(name) < LONGEST
+    return INTEGER.fullmatch(name) is not None and len(name) < MAX_DIGITS
 
 
 def _text(value: str | bool | int | float) -> str:

@@ -39,11 +39,11 @@ COLUMNS = (
     *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal"),
     "num",
 )
-QUANTITIES = ("age", "trestbps", "chol", "thalach", "oldpeak", "ca")  # real numbers, which are standardised
+HEART_QUANTITIES = ("age", "trestbps", "chol", "thalach", "oldpeak", "ca")  # real numbers, which are standardised
 ANSWERS = ("sex", "fbs", "exang")  # 0 or 1
 # Categories and their values. Each value becomes one column.
 CATEGORIES = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2), "slope": (1, 2, 3), "thal": (3, 6, 7)}
-MISSING = ("?", "-9")  # by the documentation of the data set
+MISSING_MARKS = ("?", "-9")  # by the documentation of the data set
 SOMETIMES_MISSING = ("trestbps", "chol", "fbs", "thalach", "exang", "oldpeak", "ca")  # each has an indicator column
 
 
@@ -62,7 +62,7 @@ def _hospital(path: pathlib.Path) -> np.ndarray:
         place = f"{path.name}:{line}"
         if len(cells) != len(COLUMNS):
             validate.fail(place, f"{len(COLUMNS)} columns", len(cells))
-        numbers = [text_files.number(place, cell, MISSING) for cell in cells]
+        numbers = [text_files.number(place, cell, MISSING_MARKS) for cell in cells]
         row = dict(zip(COLUMNS, numbers, strict=True))
         allowed_values = {**CATEGORIES, **dict.fromkeys(ANSWERS, (0, 1)), "num": (0, 1, 2, 3, 4)}
         for column, values in allowed_values.items():
@@ -126,17 +126,19 @@ def heart_disease(
     # Medians, means and deviations come from these rows, the training rows of all hospitals.
     pooled = np.concatenate([table[rows] for table, (rows, _) in zip(tables, splits, strict=True)])
     index = {column: COLUMNS.index(column) for column in COLUMNS}
-    imputed_columns = [index[column] for column in QUANTITIES + ANSWERS]
-    fills, _, learned = fills_of(fill, QUANTITIES + ANSWERS, pooled[:, imputed_columns], True)
+    imputed_columns = [index[column] for column in HEART_QUANTITIES + ANSWERS]
+    fills, _, learned = fills_of(fill, HEART_QUANTITIES + ANSWERS, pooled[:, imputed_columns], True)
     if np.isnan(fills).any():
-        validate.fail("fill", f"a number for each of {', '.join(QUANTITIES + ANSWERS)}", sorted(fill or ()))
+        validate.fail("fill", f"a number for each of {', '.join(HEART_QUANTITIES + ANSWERS)}", sorted(fill or ()))
     mean, deviation, learned_scale = scale_of(
-        standardise, QUANTITIES, lambda: standardiser(imputed(pooled[:, imputed_columns], fills)[:, : len(QUANTITIES)])
+        standardise,
+        HEART_QUANTITIES,
+        lambda: standardiser(imputed(pooled[:, imputed_columns], fills)[:, : len(HEART_QUANTITIES)]),
     )
 
     def features(table: np.ndarray) -> np.ndarray:
         values = imputed(table[:, imputed_columns], fills)
-        values[:, : len(QUANTITIES)] = (values[:, : len(QUANTITIES)] - mean) / deviation
+        values[:, : len(HEART_QUANTITIES)] = (values[:, : len(HEART_QUANTITIES)] - mean) / deviation
         # NaN equals no value, so a missing category has zeros in all its columns.
         one_hot = [table[:, index[column], None] == np.array(options) for column, options in CATEGORIES.items()]
         missing = np.isnan(table[:, [index[column] for column in SOMETIMES_MISSING]])
@@ -160,18 +162,18 @@ def heart_disease(
     is_training = np.concatenate(
         [np.isin(np.arange(len(t)), rows) for t, (rows, _) in zip(tables, splits, strict=True)]
     )
-    measured, answers = slice(len(QUANTITIES)), slice(len(QUANTITIES), None)
-    columns = quantity_columns(QUANTITIES, values[:, measured], is_training, standardise is None or standardise)
+    measured, answers = slice(len(HEART_QUANTITIES)), slice(len(HEART_QUANTITIES), None)
+    columns = quantity_columns(HEART_QUANTITIES, values[:, measured], is_training, standardise is None or standardise)
     columns += quantity_columns(ANSWERS, values[:, answers], is_training, False)
     columns += tuple(category(name, len(options)) for name, options in CATEGORIES.items())
-    missing = missing_in_words(QUANTITIES + ANSWERS, values, fill)
-    feature_names = [*QUANTITIES, *ANSWERS]
+    missing = missing_in_words(HEART_QUANTITIES + ANSWERS, values, fill)
+    feature_names = [*HEART_QUANTITIES, *ANSWERS]
     feature_names += [f"{name} = {value}" for name, options in CATEGORIES.items() for value in options]
     feature_names += [f"{name} is missing" for name in SOMETIMES_MISSING]
     return data._replace(
         notes=missing,
         feature_names=tuple(feature_names),
-        units=units_of(mean, deviation, len(QUANTITIES), len(feature_names) - len(QUANTITIES)),
+        units=units_of(mean, deviation, len(HEART_QUANTITIES), len(feature_names) - len(HEART_QUANTITIES)),
         table_columns=(*columns, TableColumn("num", "label")),
     )
 

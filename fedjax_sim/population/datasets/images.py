@@ -16,7 +16,7 @@ from fedjax_sim.prng import below, stream
 from fedjax_sim.types import Array, ClientData
 from fedjax_sim.validate import Integer, NonNegative, NonNegativeInt, PositiveInt
 
-GRID = 7  # a prototype is a square of GRID x GRID random levels, enlarged
+PROTOTYPE_SIDE = 7  # a prototype is a square of PROTOTYPE_SIDE x PROTOTYPE_SIDE random levels, enlarged
 
 
 @validate.named_arguments
@@ -59,9 +59,9 @@ def synthetic_images(
     """
     validate.integer("classes_per_client", classes_per_client, 1, num_classes)
     rng = np.random.default_rng([seed, 0])
-    cells = np.arange(side) * GRID // side  # the cell of the grid in which each pixel lies
+    cells = np.arange(side) * PROTOTYPE_SIDE // side  # the cell of the grid in which each pixel lies
     # Each prototype is a coarse random pattern, enlarged to the size of an image.
-    prototypes = rng.uniform(size=(num_classes, GRID, GRID))[:, cells][:, :, cells]
+    prototypes = rng.uniform(size=(num_classes, PROTOTYPE_SIDE, PROTOTYPE_SIDE))[:, cells][:, :, cells]
     parameters = {
         "prototypes": prototypes.astype(np.float32),
         "noise": np.float32(noise),

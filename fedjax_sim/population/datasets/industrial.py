@@ -28,7 +28,7 @@ ArrayT = TypeVar("ArrayT", Array, np.ndarray)
 # Of a plant: the mean and the standard deviation over the operating points.
 STIFFNESS = (1.25, 0.4)
 FRICTION = (0.25, 0.1)
-LEVELS = np.arange(-2, 3) / np.sqrt(2)  # the values of each feature, with mean 0 and variance 1
+FEATURE_LEVELS = np.arange(-2, 3) / np.sqrt(2)  # the values of each feature, with mean 0 and variance 1
 
 
 def _federation(
@@ -235,8 +235,8 @@ def controller_tuning(
         stiffness, friction = _plant(x)
         return x, 2 * damping_ratio * stiffness - friction
 
-    test = tuned(np.linspace(LEVELS[0], LEVELS[-1], 20))
-    x, y = tuned(LEVELS)
+    test = tuned(np.linspace(FEATURE_LEVELS[0], FEATURE_LEVELS[-1], 20))
+    x, y = tuned(FEATURE_LEVELS)
     data = _federation(x, y, test, name="controller_tuning", measure=_loop, clients=num_clients, noise=noise, seed=seed)
     if not num_poisoned:
         return data

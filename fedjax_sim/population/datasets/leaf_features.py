@@ -17,7 +17,7 @@ from fedjax_sim.types import FolderPath
 from fedjax_sim.validate import Integer, PositiveInt
 
 MOST_PICTURE_BYTES = 1 << 27  # of a picture in RGB before it is resized; those of CelebA have 0.1 MB
-FIELDS = ("id", "date", "query", "user", "text")  # of a tweet
+TWEET_FIELDS = ("id", "date", "query", "user", "text")  # of a tweet
 
 
 def tokens_of(text: str) -> list[str]:
@@ -66,8 +66,10 @@ def sent140(
     for split, clients in splits.items():
         for user, client in clients.items():
             x = client["x"]
-            if len(x) and (x.dtype.kind != "U" or x.ndim != 2 or x.shape[1] < len(FIELDS)):
-                validate.fail(f"{split} {user!r}.x", f"tweets [{', '.join(FIELDS)}]", x[0].tolist(), error=TypeError)
+            if len(x) and (x.dtype.kind != "U" or x.ndim != 2 or x.shape[1] < len(TWEET_FIELDS)):
+                validate.fail(
+                    f"{split} {user!r}.x", f"tweets [{', '.join(TWEET_FIELDS)}]", x[0].tolist(), error=TypeError
+                )
     if vocabulary is None:
         tweets = (text for client in splits["train"].values() for text in _texts(client))
         words = frequent_words((word for text in tweets for word in tokens_of(text)), num_words)
@@ -171,7 +173,7 @@ def celeba(
 
 def _texts(client: dict[str, np.ndarray]) -> list[str]:
     """Returns the texts of a client's tweets."""
-    column = FIELDS.index("text")
+    column = TWEET_FIELDS.index("text")
     return [str(tweet[column]) for tweet in client["x"]]
 
 

@@ -39,7 +39,7 @@ from fedjax_sim.types import Array, ClientData, FolderPath, Groups, Learned, Pop
 SCHEMA = 1
 FIELDS = ("schema", "name", "task", "input_shape", "num_outputs", "label_names", "vocabulary")
 # Fields of info.json, which it lacks if an earlier version wrote it. Without a record, nothing is known of the rows.
-NAMES = ("client_names", "held_out_names")
+NAME_FIELDS = ("client_names", "held_out_names")
 FEATURES = ("feature_names", "units")
 RECORD = "learned"
 SPECIAL = "special_tokens"
@@ -82,7 +82,7 @@ def write_native(directory: str | os.PathLike, data: FederatedData) -> None:
                 write_store(temporary / name, jax.device_get(pooled(population).examples), offsets)
         # The test set is stored as a population of one client.
         write_store(temporary / "test", data.test, np.array([0, len(jax.tree.leaves(data.test)[0])]))
-        fields = (*FIELDS[1:], *NAMES, *FEATURES, SPECIAL)
+        fields = (*FIELDS[1:], *NAME_FIELDS, *FEATURES, SPECIAL)
         info = {"schema": SCHEMA, **{field: getattr(data, field) for field in fields}}
         info[RECORD] = None if data.learned is None else [record._asdict() for record in data.learned]
         with (temporary / "info.json").open("w", encoding="utf-8") as file:
@@ -114,8 +114,8 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
     except ValueError as error:
         validate.fail(str(path), "JSON text", str(error))
     if isinstance(info, dict):
-        info = {**dict.fromkeys((*NAMES, *FEATURES, RECORD)), SPECIAL: []} | info
-    if not isinstance(info, dict) or set(info) != {*FIELDS, *NAMES, *FEATURES, RECORD, SPECIAL}:
+        info = {**dict.fromkeys((*NAME_FIELDS, *FEATURES, RECORD)), SPECIAL: []} | info
+    if not isinstance(info, dict) or set(info) != {*FIELDS, *NAME_FIELDS, *FEATURES, RECORD, SPECIAL}:
         validate.fail(str(path), f"an object with {', '.join(FIELDS)}", info)
     validate.one_of("info.schema", info["schema"], (SCHEMA,))
     validate.one_of("info.task", info["task"], TASKS)
@@ -125,7 +125,7 @@ def _info(path: pathlib.Path) -> dict[str, Any]:
     shape = info["input_shape"]
     if not isinstance(shape, list) or not all(type(n) is int and n >= 1 for n in shape):
         validate.fail("info.input_shape", "a list of integers >= 1", shape)
-    for field in ("label_names", "vocabulary", *NAMES, "feature_names"):
+    for field in ("label_names", "vocabulary", *NAME_FIELDS, "feature_names"):
         names = info[field]
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             validate.fail(f"info.{field}", "null or a list of strings", names, error=TypeError)
@@ -255,7 +255,7 @@ def native(*, directory: FolderPath, host: bool = False, scale_bytes: bool = Tru
     central_test = store("test") or store("held_out")
     if central_test is None:
         validate.fail("directory", "a store test/ or held_out/", str(folder), "Without one there is no test set.")
-    for field, population in zip(NAMES, (train, held_out), strict=True):
+    for field, population in zip(NAME_FIELDS, (train, held_out), strict=True):
         if info[field] is not None and len(info[field]) != (0 if population is None else population.size):
             hint = "If another store took the place of theirs, write null."
             validate.fail(f"info.{field}", "a name for each client", f"{len(info[field]):,} names", hint)

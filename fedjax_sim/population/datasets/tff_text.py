@@ -20,8 +20,8 @@ from fedjax_sim.population.splits import split_learned
 from fedjax_sim.types import FilePath
 from fedjax_sim.validate import Integer, NonNegativeInt, OpenShare, PositiveInt
 
-MARKS = ("<padding>", "<start>", "<end>", "<unknown>")  # tokens 0 to 3, if words are tokens
-START, END, UNKNOWN = 1, 2, 3  # their positions in MARKS
+MARK_TOKENS = ("<padding>", "<start>", "<end>", "<unknown>")  # tokens 0 to 3, if words are tokens
+START, END, UNKNOWN = 1, 2, 3  # their positions in MARK_TOKENS
 
 
 @validate.named_arguments
@@ -101,7 +101,7 @@ def tff_text(
             words = frequent_words((word for text in train_texts for word in text.split()), vocabulary_size)
         else:
             words = stated_tokens(vocabulary)
-        tokens = (*MARKS, *words)
+        tokens = (*MARK_TOKENS, *words)
         num_rows = len(all_texts)
     # x and y hold int32, so a token takes 8 bytes.
     hint = "Set max_clients, or a smaller sequence_length."
@@ -116,7 +116,7 @@ def tff_text(
     train, test = ({id: rows(texts) for id, texts in split.items()} for split in splits)
     about: dict[str, Any] = {"vocabulary": tokens, "name": source.stem, "learned": vocabulary_learned(vocabulary)}
     if unit == "word":
-        about["special_tokens"] = tuple(range(len(MARKS)))
+        about["special_tokens"] = tuple(range(len(MARK_TOKENS)))
     if test_path is None:
         about["learned"] += split_learned(split)
     return from_sites(train, test, task="next_token", num_outputs=len(tokens), **about)

@@ -18,7 +18,7 @@ from fedjax_sim.population.records import with_record
 from fedjax_sim.types import Learned, Population
 from fedjax_sim.validate import NonNegativeInt
 
-WAYS = ("order", "random", "size", "labels")
+GROUP_ORDERS = ("order", "random", "size", "labels")
 MOST_NAMED = 3  # clients that name a group
 
 

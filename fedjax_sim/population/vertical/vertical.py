@@ -24,8 +24,8 @@ from fedjax_sim.population.vertical.private_set_intersection import (
 from fedjax_sim.population.vertical.record_linkage import align_similar
 from fedjax_sim.validate import NonNegativeInt, PositiveShare, Share
 
-WAYS = ("exact", "keyed", "diffie_hellman", "similar")
-MISSING = ("drop", "zeros")
+ALIGNMENTS = ("exact", "keyed", "diffie_hellman", "similar")
+MISSING_ROWS = ("drop", "zeros")
 MOST_CLIENTS = 10_000  # each client's rows are aligned on the host
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 

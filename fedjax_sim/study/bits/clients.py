@@ -17,7 +17,13 @@ from fedjax_sim.transform.chain import wire_of
 from fedjax_sim.types import Array, UpdateTransform
 
 STEP_SIZE = 0.5  # of the runs to the floor
-LOOKS = (1, 2, 4, 8, 24)  # rounds that are measured; (1 - STEP_SIZE)^48 is negligible, so the last is at the floor
+MEASURED_ROUNDS = (
+    1,
+    2,
+    4,
+    8,
+    24,
+)  # rounds that are measured; (1 - STEP_SIZE)^48 is negligible, so the last is at the floor
 BATCH = 50  # runs under one vmap
 
 
@@ -85,11 +91,11 @@ class QuantizedClients(Vectors):
         Yields: for each of the rounds `LOOKS` the squared distance to the optimum; the last one is the floor.
         """
         quantizer = self.quantizer(bits)
-        errors = self.errors(key, self.algorithm(quantizer, step_size=STEP_SIZE), num_runs, LOOKS, batch=BATCH,
-                             start=self.start)  # fmt: skip
-        expected = self.expected(bits, LOOKS[-1]).tolist()
-        for i, t in enumerate(LOOKS):
-            is_floor = t == LOOKS[-1]
+        algorithm = self.algorithm(quantizer, step_size=STEP_SIZE)
+        errors = self.errors(key, algorithm, num_runs, MEASURED_ROUNDS, batch=BATCH, start=self.start)
+        expected = self.expected(bits, MEASURED_ROUNDS[-1]).tolist()
+        for i, t in enumerate(MEASURED_ROUNDS):
+            is_floor = t == MEASURED_ROUNDS[-1]
             conditions = conditions_of("floor" if is_floor else "path", GRID_NAMES[False], bits=bits,
                                        cohort_size=self.size, rounds=t,
                                        bytes_sent=t * self.bytes(quantizer))  # fmt: skip
@@ -106,8 +112,10 @@ class QuantizedClients(Vectors):
           num_runs: independent runs.
         """
         algorithm = self.algorithm(self.quantizer(bits, True), step_size=STEP_SIZE)
-        errors = self.errors(key, algorithm, num_runs, LOOKS[-1], batch=BATCH, start=self.start)
-        conditions = conditions_of("floor", GRID_NAMES[True], bits=bits, cohort_size=self.size, rounds=LOOKS[-1])
+        errors = self.errors(key, algorithm, num_runs, MEASURED_ROUNDS[-1], batch=BATCH, start=self.start)
+        conditions = conditions_of(
+            "floor", GRID_NAMES[True], bits=bits, cohort_size=self.size, rounds=MEASURED_ROUNDS[-1]
+        )
         predicted = self.floor_with_zero(bits)
         return measured(conditions, "squared distance", errors, predicted, kind="leading order",
                         resolution=1e-5 * predicted)  # fmt: skip

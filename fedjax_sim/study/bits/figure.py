@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.report import charts
-from fedjax_sim.study.bits.clients import LOOKS, QuantizedClients
+from fedjax_sim.study.bits.clients import MEASURED_ROUNDS, QuantizedClients
 from fedjax_sim.study.bits.messages import GRID_NAMES
 from fedjax_sim.study.claims import Row, selected
 
-LEAST = 1e-5  # squared distance of the last panel; EF21's are nothing but rounding
+MIN_SHOWN_DISTANCE = 1e-5  # squared distance of the last panel; EF21's are nothing but rounding
 
 
 def bits_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
@@ -48,17 +48,19 @@ def bits_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
                  xlabel="Cohort size m", ylabel="Squared error of a mean's number", log="xy")  # fmt: skip
 
     names = ("measured", "low", "high")
-    ends = [row | {name: max(row[name], LEAST) for name in names} for row in selected(rows, part="feedback")]
+    ends = [
+        row | {name: max(row[name], MIN_SHOWN_DISTANCE) for name in names} for row in selected(rows, part="feedback")
+    ]
     charts.lines(feedback, ends, "step_size", by="messages", log="xy", xlabel="Step size",
-                 ylabel=f"Squared distance ({LEAST:g} or more)")  # fmt: skip
+                 ylabel=f"Squared distance ({MIN_SHOWN_DISTANCE:g} or more)")  # fmt: skip
     return figure
 
 
 def _paths(clients: QuantizedClients, bits: Sequence[int]) -> list[Row]:
     """Returns the expected distance after each round for each number of bits and for floats, as rows of theory."""
     bytes_of: dict[int | str, float] = {b: clients.bytes(clients.quantizer(b)) for b in bits}
-    expected: dict[int | str, np.ndarray] = {b: clients.expected(b, LOOKS[-1]) for b in bits}
-    bytes_of["floats"], expected["floats"] = 4 * clients.dimension, clients.expected(0, LOOKS[-1])
+    expected: dict[int | str, np.ndarray] = {b: clients.expected(b, MEASURED_ROUNDS[-1]) for b in bits}
+    bytes_of["floats"], expected["floats"] = 4 * clients.dimension, clients.expected(0, MEASURED_ROUNDS[-1])
     return [
         {"bits": name, "bytes_sent": t * bytes_of[name], "predicted": float(path[t])}
         for name, path in expected.items()

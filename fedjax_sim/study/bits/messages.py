@@ -18,8 +18,8 @@ from fedjax_sim.types import Array
 GRID_NAMES = {False: "textbook grid", True: "grid with zero"}  # by `keeps_zeros`
 POSITIONS = (0.1, 0.3, 0.5)  # between two levels, of numbers that all clients share
 BLOCK = 24  # numbers of an update in each part of a single round
-SMALL = 0.01  # standard deviation of numbers near zero, as a share of the quantiser's range
-KEPT = 4  # numbers of BLOCK that top-k keeps
+NEAR_ZERO_DEVIATION = 0.01  # standard deviation of numbers near zero, as a share of the quantiser's range
+NUM_KEPT = 4  # numbers of BLOCK that top-k keeps
 CLIENTS = 16  # in the runs with sparsifiers
 FEEDBACK_ROUNDS = 1200
 
@@ -67,7 +67,7 @@ def single_releases(key: Array, cohorts: Sequence[int], num_releases: int, seed:
         [
             np.broadcast_to(shared_values, (largest_cohort, shared_values.size)),
             rng.uniform(-1, 1, (largest_cohort, BLOCK)),
-            SMALL * rng.normal(size=(largest_cohort, BLOCK)),
+            NEAR_ZERO_DEVIATION * rng.normal(size=(largest_cohort, BLOCK)),
         ],
         axis=1,
     )
@@ -131,7 +131,7 @@ def feedback_floors(key: Array, step_sizes: Sequence[float], seed: int) -> Itera
     """
     # Coordinates of unequal size: top-k without feedback hardly ever sends the small ones.
     clients = Vectors(np.random.default_rng([seed, 3]).normal(size=(CLIENTS, BLOCK)) * np.geomspace(3, 0.3, BLOCK))
-    top_k = transform.top_k(count=KEPT)
+    top_k = transform.top_k(count=NUM_KEPT)
     compressors = {
         "top-k": top_k,
         "top-k, error feedback": transform.error_feedback(top_k),

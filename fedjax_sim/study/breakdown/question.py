@@ -28,7 +28,7 @@ BROKEN = 0.01  # a rule is broken if it is moved by this share of FAR
 LONG = aggregation.geometric_median(400)  # enough steps to follow a majority of 11 to 10 over a distance of 2^20
 # Rules with proven bounds: the fields of `theory.Robustness`, and the names in `RULES` in the same order.
 BOUNDED = ("trimmed_mean", "krum", "geometric_median", "median")
-NAMES = ("trimmed mean", "Krum", "geometric median", "median")
+RULE_NAMES = ("trimmed mean", "Krum", "geometric median", "median")
 
 
 def breakdown(
@@ -189,7 +189,7 @@ def _bounds(key: Array, m: int, attackers: Sequence[int], dimension: int, num_dr
     Yields: for each f and each rule a comparison, whose samples are R ratios.
     """
     attacks = [attack for name, attack in ATTACKS.items() if name != "none"]
-    settings = [(name, f) for f in attackers for name in (*NAMES, "mixing, trimmed mean")]
+    settings = [(name, f) for f in attackers for name in (*RULE_NAMES, "mixing, trimmed mean")]
     rules = [RULES[name](m, f) for name, f in settings]
 
     def squared_shift(args):
@@ -211,7 +211,9 @@ def _bounds(key: Array, m: int, attackers: Sequence[int], dimension: int, num_dr
     worst = np.asarray(all_ratios).reshape(shape).max(1)
     for (name, f), ratios in zip(settings, worst, strict=True):
         coefficients = theory.robustness_coefficients(m, f)
-        bounds: dict[str, float] = dict(zip(NAMES, (getattr(coefficients, field) for field in BOUNDED), strict=True))
+        bounds: dict[str, float] = dict(
+            zip(RULE_NAMES, (getattr(coefficients, field) for field in BOUNDED), strict=True)
+        )
         bounds["mixing, trimmed mean"] = coefficients.mixed(m, f).trimmed_mean
         conditions = {"part": "worst attack", "rule": name, "attackers": f}
         yield measured(conditions, "squared shift / variance", ratios, bounds[name], kind="upper bound")

@@ -19,7 +19,7 @@ from fedjax_sim.types import Algorithm, Array, ClientData, ParamsKind, Populatio
 STEP_SIZE = 0.1
 NUM_STEPS = 2
 GRADIENT_NOISE = 1.0  # standard deviation of a coordinate of a local gradient
-START = 4.0  # distance of the start in each coordinate, in standard deviations of the clients' optima
+START_DISTANCE = 4.0  # distance of the start in each coordinate, in standard deviations of the clients' optima
 # The quantiser's range holds the first updates: their mean, and four standard deviations.
 RANGE = 1.8
 DOWN, UP, LATENCY = 256.0, 64.0, 0.05  # bytes/s and seconds of a message
@@ -64,7 +64,7 @@ class Sensors:
         self.size = num_clients
         self.centers = np.clip(rng.normal(size=(num_clients, dimension)), -3, 3).astype(np.float32)
         self.mean = self.centers.astype(np.float64).mean(0)
-        self.params = {"w": jnp.asarray(self.mean + START, jnp.float32)}
+        self.params = {"w": jnp.asarray(self.mean + START_DISTANCE, jnp.float32)}
         self.problem = theory.SharedQuadratics(
             population_size=num_clients,
             dimension=dimension,

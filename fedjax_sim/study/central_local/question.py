@@ -21,7 +21,7 @@ from fedjax_sim.validate import Integer, NonNegativeInt, Number, OpenShare, Posi
 
 QUESTION = "Who should add the noise: the server, shares that add up, or every client?"
 PLACES = ("central", "distributed", "local")
-GROUPS = 20  # of releases; each group gives a sample of the slope
+NUM_GROUPS = 20  # of releases; each group gives a sample of the slope
 
 
 class _Noise(NamedTuple):
@@ -86,7 +86,7 @@ def central_local(
         validate.integer("cohort_sizes", size, 2, num_clients)
     if list(cohort_sizes) != sorted(set(cohort_sizes)):
         validate.fail("cohort_sizes", "rising numbers", list(cohort_sizes))
-    validate.integer("num_releases", num_releases, max(2 * GROUPS, least_runs(dimension)), hint=FEW)
+    validate.integer("num_releases", num_releases, max(2 * NUM_GROUPS, least_runs(dimension)), hint=FEW)
     key = jax.random.key(seed)
     comparisons = []
     draws = {}  # squared errors [num_releases], by (part, name, m)
@@ -187,7 +187,7 @@ def _slopes(draws: dict[tuple, np.ndarray], sizes: Sequence[int], multiplier: fl
     """
     for place in PLACES:
         grouped = [
-            [group.mean() for group in np.array_split(draws["equal multiplier", place, m], GROUPS)] for m in sizes
+            [group.mean() for group in np.array_split(draws["equal multiplier", place, m], NUM_GROUPS)] for m in sizes
         ]
         exact = [theory.noise_variance(multiplier, clip_norm, m, place=place) for m in sizes]
         slopes, (predicted,) = (np.polyfit(np.log(sizes), np.log(np.reshape(y, (len(sizes), -1))), 1)[0]

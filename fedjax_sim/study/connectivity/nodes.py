@@ -55,7 +55,7 @@ def eigenvalues_of(name: str, size: int) -> tuple[np.ndarray, Literal["exact", "
       name: the graph's name, an entry of `DECAYING` or `SMALL`.
       size: N.
 
-    Returns: (eigenvalues [N], whether they are exact or an estimate, as an entry of `findings.KINDS`).
+    Returns: (eigenvalues [N], whether they are exact or an estimate, as an entry of `findings.PREDICTION_KINDS`).
     """
     if name == "exponential":
         return theory.exponential_spectrum(size), "exact"

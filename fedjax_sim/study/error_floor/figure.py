@@ -12,7 +12,7 @@ from fedjax_sim.study.claims import Row, selected
 from fedjax_sim.study.error_floor.base import base_setting, error_floor_clients
 from fedjax_sim.study.error_floor.quadratics import Quadratics, Setting
 
-FLOOR = "Error floor: excess loss"
+FLOOR_AXIS = "Error floor: excess loss"
 
 
 def error_floor_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
@@ -38,11 +38,11 @@ def error_floor_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
     ]  # fmt: skip
     cohorts = sorted({base.cohort_size, options["num_clients"]})
     charts.lines(trade, measured, "rounds_to_floor", by="cohort_size", theory=_trade(problem, base, cohorts),
-                 xlabel="Rounds until the floor", ylabel=FLOOR, log="xy")  # fmt: skip
+                 xlabel="Rounds until the floor", ylabel=FLOOR_AXIS, log="xy")  # fmt: skip
 
     by_bits = [row | {"causes": "all causes"} for row in selected(rows, part="bits")]
     charts.lines(bits, by_bits, "value", by="causes", theory=_by_bits(problem, base),
-                 xlabel="Bits a number", ylabel=FLOOR, log="y")  # fmt: skip
+                 xlabel="Bits a number", ylabel=FLOOR_AXIS, log="y")  # fmt: skip
     return figure
 
 

@@ -17,7 +17,7 @@ from fedjax_sim.study.findings import Comparison, few, measured
 from fedjax_sim.types import Algorithm, Count, Population, PyTree
 
 WORK = {"num_steps": 5, "batch_size": None, "mesh": None}  # local training, with full batches
-RATE = 0.5  # learning rate
+LEARNING_RATE = 0.5
 ALPHA = 0.1  # of the clients' Dirichlet label shares
 ROWS = 40  # examples of each client; equal shapes let all runs and groupings share their programs
 WAYS: tuple[Literal["labels", "random"], ...] = ("labels", "random")  # how clients are grouped under edges
@@ -61,14 +61,14 @@ def digits_rows(
     start = model.init(jax.random.key(seed))[0]
     runs = _runs(datasets, num_edges, seed)
     evaluate = jax.jit(partial(metrics.pooled, loss))
-    fedavg = algorithms.fedavg(loss, sampling.full(num_clients), optax.sgd(RATE), **WORK)
+    fedavg = algorithms.fedavg(loss, sampling.full(num_clients), optax.sgd(LEARNING_RATE), **WORK)
     train_flat = _training(fedavg, start, num_rounds)
     # (final model, bytes to the cloud) of each run, by grouping and kappa.
     results = {("flat", 1): [train_flat(run.clients) for run in runs]}
     group_size = runs[0].groups[WAYS[0]].group_size
     for kappa in edge_rounds:
         hierarchical = algorithms.hierarchical_fedavg(
-            loss, sampling.full(num_edges), optax.sgd(RATE), edge_rounds=kappa, group_size=group_size, **WORK
+            loss, sampling.full(num_edges), optax.sgd(LEARNING_RATE), edge_rounds=kappa, group_size=group_size, **WORK
         )
         train = _training(hierarchical, start, num_rounds)
         results |= {(way, kappa): [train(run.groups[way]) for run in runs] for way in WAYS}

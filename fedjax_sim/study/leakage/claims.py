@@ -8,7 +8,7 @@ from typing import Any
 from fedjax_sim.study.claims import Claim, Row, every, is_below, is_within, selected, shown
 
 CLOSED = "PSNR, closed form (dB)"
-LABELS = "labels recovered"
+LABELS_RECOVERED = "labels recovered"
 AUC = "membership AUC"
 ADVANTAGE = "membership advantage"
 
@@ -36,7 +36,7 @@ def _batches(rows: Sequence[Row], yardstick: Row) -> Iterator[Claim]:
     """
     pictures, labels = (
         sorted(selected(rows, part="batch size", quantity=quantity), key=lambda row: row["batch_size"])
-        for quantity in (CLOSED, LABELS)
+        for quantity in (CLOSED, LABELS_RECOVERED)
     )
     one, largest = pictures[0], pictures[-1]
     yield Claim(
@@ -111,7 +111,10 @@ def _compression(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Cl
         *(f"top-k, {100 * share:g} %" for share in options["shares"]),
     ]
     found = [
-        row for name in names for quantity in (LABELS, AUC) for row in selected(rows, defence=name, quantity=quantity)
+        row
+        for name in names
+        for quantity in (LABELS_RECOVERED, AUC)
+        for row in selected(rows, defence=name, quantity=quantity)
     ]
     yield Claim(
         "Compression is no defence: with every number of bits and every share of the numbers, more than nine tenths of "
@@ -129,7 +132,7 @@ def _sums(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Claim]:
       options: the study's options.
     """
     masked = "secure sum: a masked message"
-    labels = selected(rows, defence=masked, quantity=LABELS)
+    labels = selected(rows, defence=masked, quantity=LABELS_RECOVERED)
     yield Claim(
         "Labels of a masked message are guesses: fewer than a quarter are right.",
         every(is_below(row, 0.25) for row in labels),

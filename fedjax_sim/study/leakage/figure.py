@@ -13,7 +13,7 @@ from fedjax_sim.study.leakage.attacks import INVERSION_ATTACKS, LARGEST_BATCH, M
 from fedjax_sim.study.leakage.defences import SIDE, Digits, allowed_advantage, multiplier
 from fedjax_sim.study.leakage.pictures import images_of, strips
 
-EXAMPLES = "Examples in a message"
+EXAMPLES_AXIS = "Examples in a message"
 EPSILON = "Epsilon of local noise on a message of one example"
 
 
@@ -33,13 +33,13 @@ def leakage_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
     pictures.set_title("Digits that a curious server rebuilds from one round's messages: nearest match", loc="center")
     strips(pictures, shown, SIDE)
     by_batch, labels_by_batch, by_epsilon, labels_by_epsilon = right.subplots(4, 1)
-    _quality(by_batch, rows, "batch size", "batch_size", EXAMPLES)
+    _quality(by_batch, rows, "batch size", "batch_size", EXAMPLES_AXIS)
     _quality(by_epsilon, rows, "local noise", "epsilon", EPSILON)
     quantities = ("labels recovered", "membership AUC", "TPR at FPR 1 %")
     found = [row for name in quantities for row in selected(rows, part="batch size", quantity=name)]
     # An empty theory leaves points that are not joined.
     charts.lines(labels_by_batch, found, "batch_size", by="quantity", theory=[], log="x",
-                 xlabel=EXAMPLES, ylabel="Share, or AUC")  # fmt: skip
+                 xlabel=EXAMPLES_AXIS, ylabel="Share, or AUC")  # fmt: skip
     found = [row for name in ("labels recovered", "membership advantage")
              for row in selected(rows, part="local noise", quantity=name)]  # fmt: skip
     charts.lines(labels_by_epsilon, found, "epsilon", by="quantity", theory=_bound(options), log="x", line="bound",

@@ -12,7 +12,7 @@ from fedjax_sim.report import charts
 from fedjax_sim.study.claims import Row, selected
 from fedjax_sim.study.participation.clients import FLOOR_STEP_SIZE, SIGNAL, SPREAD
 
-RATE = "Participation rate m / N"
+RATE_AXIS = "Participation rate m / N"
 
 
 def participation_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
@@ -26,7 +26,7 @@ def participation_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any
     shares = _shares(rows)
     # The correction (N - m) / (N - 1) is what is left of the variance of an infinite population.
     charts.lines(variance, shares, "rate", by="series", theory=_corrections(shares),
-                 levels={"infinite population": 1.0}, xlabel=RATE,
+                 levels={"infinite population": 1.0}, xlabel=RATE_AXIS,
                  ylabel="Variance of the cohort's mean / (sigma² / m)", log="x")  # fmt: skip
     names = [row | {"design": f"{row['sampler']}\n{row['estimator']}"} for row in selected(rows, part="designs")]
     charts.dots(designs, names, "design", label="Variance of the aggregate")
@@ -35,7 +35,7 @@ def participation_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any
     required.set_ylim(0, 103)
     # With everybody in the cohort there is no floor, which has no place on a logarithmic axis.
     floors = [row | {"rate": _rate(row)} for row in selected(rows, part="final loss") if _rate(row) < 1]
-    charts.lines(floor, floors, "rate", theory=_floors(floors), xlabel=RATE, ylabel="Error floor: excess loss",
+    charts.lines(floor, floors, "rate", theory=_floors(floors), xlabel=RATE_AXIS, ylabel="Error floor: excess loss",
                  log="xy")  # fmt: skip
     return figure
 

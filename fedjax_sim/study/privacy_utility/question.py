@@ -37,7 +37,7 @@ from fedjax_sim.types import Array
 
 QUESTION = "What does privacy cost?"
 # The norm of the longest update at the optimum, in clip norms. The rest is room for noise, so no update is clipped.
-LONGEST = 0.1
+LONGEST_UPDATE = 0.1
 
 
 def privacy_utility(
@@ -95,8 +95,8 @@ def privacy_utility(
     rng = np.random.default_rng([seed, num_clients])
     values = rng.normal(size=(num_clients, dimension))
     values -= values.mean(0)
-    # A local step of size eta makes updates eta u_i at the optimum, the longest of them LONGEST clip norms.
-    values *= LONGEST * clip_norm / STEP_SIZE / np.linalg.norm(values, axis=1).max()
+    # A local step of size eta makes updates eta u_i at the optimum, the longest of them LONGEST_UPDATE clip norms.
+    values *= LONGEST_UPDATE * clip_norm / STEP_SIZE / np.linalg.norm(values, axis=1).max()
     comparisons = list(_noise(key, Vectors(values), settings, clip_norm, num_releases=num_releases, num_runs=num_runs))
     if digits_clients:
         comparisons += _digits(key, digits_clients, epsilons, delta, rounds=digits_rounds, runs=digits_runs, seed=seed)
@@ -144,7 +144,7 @@ def _check_room(multiplier: float, num_clients: int, dimension: int) -> None:
     """
     noise = theory.noise_variance(multiplier, 1.0, num_clients, num_values=dimension)
     squared_distance = theory.noise_floor(noise, 1 - STEP_SIZE)  # in clip norms
-    if not (LONGEST + 1.6 * STEP_SIZE * math.sqrt(squared_distance) < 1):
+    if not (LONGEST_UPDATE + 1.6 * STEP_SIZE * math.sqrt(squared_distance) < 1):
         hint = "Take more clients, fewer dimensions or a larger epsilon: floors are predicted where nothing is clipped."
         validate.fail("noise_multipliers, epsilons", "noise that keeps updates below the clip norm", multiplier, hint)
 

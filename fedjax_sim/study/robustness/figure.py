@@ -30,5 +30,5 @@ def robustness_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
         charts.heat_map(panel, cells, "attack", "rule", "percent", marked="is_best", shown="{:.1f}",
                         xlabel="Attack (frame: its best rule)", ylabel="Rule")  # fmt: skip
         panel.set_title(f"Test accuracy in %, {f} attackers of {options['num_clients']}")
-        panel.tick_params(labelsize=charts.SMALL)
+        panel.tick_params(labelsize=charts.LEGEND_FONT_SIZE)
     return figure

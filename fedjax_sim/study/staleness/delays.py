@@ -27,8 +27,8 @@ MIXING = 0.6  # FedAsync's mixing rate alpha
 STEP = 0.3  # FedAsync's local step times alpha, and the step of FedBuff beside it
 # The sizes of models that are used: squares of larger ones overflow, and their runs stop.
 LEAST, MOST = 1e-25, 1e15
-ROUNDED = 1e-5  # how far float32 may move a factor
-SPREAD = np.linspace(0.1, 1.0, DIMENSION)  # curvatures where stale gradients are measured
+FLOAT32_ERROR = 1e-5  # how far float32 may move a factor
+CURVATURES = np.linspace(0.1, 1.0, DIMENSION)  # curvatures where stale gradients are measured
 
 
 class _Lane(NamedTuple):
@@ -159,7 +159,7 @@ def equal_delays(
     ]
     noisy += [({"part": "weights", "step_over_limit": floor_step / limit, "weights": name},
                _Lane(floor_step, noise, names.index(name))) for name in weights[1:]]  # fmt: skip
-    stale = _Lane(floor_step, start=1.0, curvatures=tuple(SPREAD))
+    stale = _Lane(floor_step, start=1.0, curvatures=tuple(CURVATURES))
     lanes = [*(lane for _, lane in single), stale, *(lane for _, lane in noisy for _ in range(num_runs))]
 
     def make(step, noise, index):
@@ -170,7 +170,11 @@ def equal_delays(
     for (conditions, lane), path in zip(single, paths, strict=False):
         predicted = theory.delayed_contraction(1.0, delay, step_size=_effective(lane, delay))
         yield measured(
-            shared_conditions | conditions, "factor per step", factor_of(path[:, 0]), predicted, resolution=ROUNDED
+            shared_conditions | conditions,
+            "factor per step",
+            factor_of(path[:, 0]),
+            predicted,
+            resolution=FLOAT32_ERROR,
         )
     yield from _stale_gradient(shared_conditions | {"part": "error"}, delay, floor_step, paths[len(single)])
     squared_distances = (paths[len(single) + 1 :, -1] ** 2).sum(-1).reshape(len(noisy), num_runs)
@@ -208,7 +212,7 @@ def _stale_gradient(conditions: dict[str, Any], delay: int, step: float, path: n
     """
     t = 3 * delay + 3
     used_gradient = (path[t] - path[t + 1]) / step
-    fresh_gradient = SPREAD * path[t]
+    fresh_gradient = CURVATURES * path[t]
     exact, bound = stale_prediction(delay, step)
     error = float(np.linalg.norm(used_gradient - fresh_gradient))
     rounding = 2.0**-22 * float(np.linalg.norm(path[t])) / step
@@ -227,8 +231,8 @@ def stale_prediction(delay: int, step: float) -> theory.StaleError:
     models = [np.ones(DIMENSION)]
     for t in range(last):
         # The first gradients are all of the first model.
-        models.append(models[-1] - step * SPREAD * models[max(t - delay, 0)])
-    return theory.stale_gradient_error(np.diag(SPREAD), models[last] - models[last - delay])
+        models.append(models[-1] - step * CURVATURES * models[max(t - delay, 0)])
+    return theory.stale_gradient_error(np.diag(CURVATURES), models[last] - models[last - delay])
 
 
 def _mixing(key: Array, delay: int, noise: float, num_runs: int) -> Iterator[Comparison]:
@@ -267,7 +271,7 @@ def _mixing(key: Array, delay: int, noise: float, num_runs: int) -> Iterator[Com
         "part": "same step",
         "step_over_limit": step_over_limit,
     }
-    yield measured(conditions, "factor per step", factor_of(paths[0, :, 0]), factor, resolution=ROUNDED)
+    yield measured(conditions, "factor per step", factor_of(paths[0, :, 0]), factor, resolution=FLOAT32_ERROR)
     floor = theory.fedasync_floor(np.eye(DIMENSION), delay, **rates, noise=noise)
     squares = (paths[1:, -1] ** 2).sum(-1)
     yield measured(conditions, "squared distance", squares, floor, resolution=1e-4 * floor)

@@ -16,7 +16,7 @@ from fedjax_sim.aggregation.secure import shamir
 from fedjax_sim.aggregation.secure.cost import secure_sum_cost
 from fedjax_sim.aggregation.secure.masks import Stages, circle, is_aborted, masked, unmasked
 from fedjax_sim.aggregation.secure.ring import Ring
-from fedjax_sim.aggregation.secure.secagg import STEPS, secure_sum, stages_of
+from fedjax_sim.aggregation.secure.secagg import STEP_NAMES, secure_sum, stages_of
 from fedjax_sim.algorithms import federated
 from fedjax_sim.prng import stream
 from fedjax_sim.round.round import observe
@@ -348,7 +348,7 @@ def test_clients_leave_with_the_stated_probability():
         return uploaded, stages_of(key, round.cohort.ids, all_there, uploaded, 1 - stays)
 
     uploaded, found = jax.device_get(steps(jax.random.key(0), round, received))
-    assert not (uploaded & ~found.shared).any() and len(STEPS) == 4
+    assert not (uploaded & ~found.shared).any() and len(STEP_NAMES) == 4
     for mask, expected in zip(found, stays[1:], strict=True):
         assert abs(float(mask.mean()) - expected) < 4.5 * np.sqrt(expected * (1 - expected) / 20_000)
 

@@ -229,7 +229,7 @@ def test_leaves_that_share_a_sum():
     """Catches a leaf that gets another's coordinates, dtype or bins; large ones stand alone between small ones."""
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
-        shapes = {"a": (2, 3), "b": (tree.SMALL + 1,), "c": (), "d": (3,), "e": (2,), "f": (0,), "g": (4, 1)}
+        shapes = {"a": (2, 3), "b": (tree.MAX_GROUPED_LEAF + 1,), "c": (), "d": (3,), "e": (2,), "f": (0,), "g": (4, 1)}
         dtypes = {"c": "bfloat16", "d": "float64", "e": "float64"}
         values = {
             name: jnp.asarray(rng.normal(size=(5, *shape)) * 10.0 ** rng.integers(-9, 9), dtypes.get(name, "float32"))
@@ -270,7 +270,7 @@ def test_counts_of_devices_keep_their_dtype():
 @pytest.mark.parametrize("count", [64, 65, 481])
 def test_an_empty_leaf_with_a_sum_of_its_own(count, backend, monkeypatch):
     """Catches blocks whose number is worked out from the numbers in a leaf, be it alone in its dtype or not."""
-    values = {"a": jnp.ones((count, 2, 0), jnp.bfloat16), "b": jnp.ones((count, tree.SMALL + 1))}
+    values = {"a": jnp.ones((count, 2, 0), jnp.bfloat16), "b": jnp.ones((count, tree.MAX_GROUPED_LEAF + 1))}
     with jax.enable_x64(True):
         values["c"] = jnp.ones((count, 0), jnp.float64)
         compiler.alone()
@@ -295,7 +295,7 @@ def test_devices_combine_to_the_bits_of_one(places, monkeypatch):
 
     from fedjax_sim import engine
 
-    monkeypatch.setattr(exact_sums, "PLACES", places)
+    monkeypatch.setattr(exact_sums, "MOST_PLACES", places)
     mesh = engine.device_mesh(2)
     values = np.stack([np.full((4, WIDTH), 1e-3), np.full((4, WIDTH), 1e9)]).astype(np.float32)
     values[:, :, 1] = [[-3e38, 1, 1, 1], [1e-30, 1e-38, -1e-20, 0]]

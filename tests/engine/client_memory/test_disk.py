@@ -95,7 +95,7 @@ def test_an_error_on_one_of_two_devices_stops_both(tmp_path):
         memory = engine.store(jnp.zeros(2), 6, mesh=engine.device_mesh())
     memory = jax.block_until_ready(engine.put(memory, jnp.arange(6), jnp.ones((6, 2)), jnp.ones(6, bool)))
     with open(tmp_path / "clients.mem", "r+b") as out:  # not before the rows are written
-        out.seek(disk.START + 1)
+        out.seek(disk.RECORDS_START + 1)
         out.write(b"\xff")
     rows, memory = jax.jit(engine.take)(memory, jnp.arange(6))
     assert not np.isfinite(rows[0]).any() and int(memory.version) == -1
@@ -227,12 +227,12 @@ def test_damage_is_found(tmp_path):
     originals = {path: path.read_bytes() for path in paths}
     for path, bytes in originals.items():
         meaningful = [*range(disk.HEAD.size), *range(512, 512 + disk.PLACE.size)]
-        places = range(len(bytes)) if "undo" in path.name else [*meaningful, *range(disk.START, len(bytes), 7)]
+        places = range(len(bytes)) if "undo" in path.name else [*meaningful, *range(disk.RECORDS_START, len(bytes), 7)]
         for place in places:
             path.write_bytes(bytes[:place] + bytes[place : place + 1].translate(FLIP) + bytes[place + 1 :])
             try:
                 assert (outcome() == rows).all(), (path.name, place)  # a record that was restored anyway
-                assert "undo" not in path.name and place >= disk.START
+                assert "undo" not in path.name and place >= disk.RECORDS_START
             except MemoryFileError:
                 pass
             for other, original in originals.items():
@@ -255,7 +255,7 @@ def test_a_lost_record_is_no_hole(tmp_path):
     file = made(tmp_path)
     write(file, [3, 4], 5)
     commit(file)
-    then, place = known(file), disk.START + 3 * file.format.record_bytes
+    then, place = known(file), disk.RECORDS_START + 3 * file.format.record_bytes
     good = (tmp_path / "clients.mem").read_bytes()
     lost = good[:place] + bytes(file.format.record_bytes) + good[place + file.format.record_bytes :]
     (tmp_path / "clients.mem").write_bytes(lost)
