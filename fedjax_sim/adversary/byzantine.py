@@ -80,6 +80,9 @@ def corrupted(aggregator: Aggregator, attack: Alone | Together | Omniscient, who
         validate.fail("aggregator", "one without attackers inside", "a corrupted one", hint)
     metrics = (*aggregator.facts.metrics, *METRICS, *CHOSEN[: 2 * aggregator.facts.chooses])
     attacker_mask = partial(_attacker_mask, who)
+    if aggregator.facts.chooses and aggregator.rule is None:
+        hint = "A rule sees all messages at once. An aggregator of your own without one states chooses=False."
+        validate.fail("aggregator", "one with a `rule`, for it states that it chooses messages", "one without", hint)
     if aggregator.facts.chooses:
         aggregator = _counting_chosen(aggregator, attacker_mask)
     start_of_aggregator = start = aggregator.start
@@ -127,10 +130,13 @@ def _counting_chosen(aggregator: Aggregator, who: Callable) -> Aggregator:
       who: (key, round, ids [m]) -> [m] bool, which clients attack.
     """
     choosing_rule = aggregator.rule
-    assert choosing_rule is not None, "an aggregator that chooses messages sees them all at once, by a rule"
+    assert choosing_rule is not None, "`corrupted` refuses an aggregator that chooses messages without a rule"
 
     def rule(key, round, cohort):
         update, metrics, *state = choosing_rule(key, round, cohort)
+        if "chosen" not in metrics:
+            hint = "Return {'chosen': mask} of the messages that it takes, or state chooses=False."
+            validate.fail("aggregator", "a rule that returns which messages it chose", sorted(metrics), hint)
         chosen = metrics["chosen"]
         is_attacker = who(key, round, cohort.ids) & cohort.arrived
         masks = {"messages_chosen": chosen, "attackers_chosen": chosen & is_attacker}

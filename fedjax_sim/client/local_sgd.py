@@ -69,6 +69,8 @@ def local_training(
     validate.optax_transformation("optimizer", optimizer)
     if not isinstance(work, LocalWork):
         validate.fail("work", "a LocalWork", work, "Call client.work(num_steps=..., batch_size=...).", TypeError)
+    if (work.num_steps is None) == (work.num_epochs is None):
+        validate.fail("work", "one of num_steps and num_epochs", work, "Make it by client.work, which checks this.")
 
     @jax.jit  # traced once, however many steps are unrolled
     def gradient(params: PyTree, batch: ClientData, key: Array):

@@ -91,7 +91,7 @@ class LocalWork(NamedTuple):
     @property
     def _stated_steps(self) -> int:
         """The number of steps of work that is not stated in epochs."""
-        assert self.num_steps is not None, "`work` takes one of num_steps and num_epochs"
+        assert self.num_steps is not None, "`local_training` refuses work without steps and epochs"
         return self.num_steps
 
 

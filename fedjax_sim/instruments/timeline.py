@@ -14,6 +14,7 @@ from fedjax_sim.prng import init_key
 from fedjax_sim.round.round import invite
 from fedjax_sim.round.state import FederatedState
 from fedjax_sim.running.environment import matmul_precision
+from fedjax_sim.sampling.time.cut import spent_by_slots
 from fedjax_sim.sampling.time.lost_reports import NEVER, UNHEARD
 from fedjax_sim.types import Algorithm, Array, Devices, Population, PyTree, Star, noisy_parts
 from fedjax_sim.validate import PositiveInt
@@ -43,7 +44,7 @@ def timeline(star: Star, key: Array, sampler_state: PyTree, *, most: PositiveInt
     invited_from = jax.jit(lambda key, state: invite(star, key, _with_sampler(state))[0])
     cohort = jax.device_get(invited_from(key, sampler_state))
     per_second = devices.ticks_per_second
-    parts = np.stack(cohort.timing.spent[:3], -1).astype(np.int64)
+    parts = np.stack(spent_by_slots(cohort)[:3], -1).astype(np.int64)
     totals = parts.sum(1)
     invited = np.flatnonzero(cohort.invited)
     # By time, and by id where times are equal, so that the order does not depend on the cohort's.

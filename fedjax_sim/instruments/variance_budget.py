@@ -166,6 +166,10 @@ def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_c
         validate.fail("transform", "noise that is fresh in each round", noise.mechanism, hint)
     if noise is not None and noise.named_details.get("adaptive"):
         validate.fail("transform", "a clip norm that stays", "an adaptive one", "Its noise changes.")
+    sensitivity = star.aggregator.facts.sensitivity
+    if noise is not None and noise.place != "local" and sensitivity is None:
+        hint = "How the aggregate scales the noise is not known: take aggregation.fixed_mean(m), with uniform weights."
+        validate.fail("aggregator", "one with a sensitivity, for the transform has noise", "one without", hint)
     spec = tree.spec(params)
     states = jax.eval_shape(client.init, params), change.init(spec), change.init_client(spec)
     if jax.tree.leaves(states):
@@ -177,7 +181,7 @@ def _checked(algorithm: Algorithm, params: PyTree, population: Population, num_c
         design=design,
         by_examples=by_examples,
         divisor=divisor,
-        sensitivity=star.aggregator.facts.sensitivity,
+        sensitivity=sensitivity,
         noise=noise,
         num_clients=num_clients,
     )
@@ -306,7 +310,7 @@ def _parts(law: _Law, center: np.ndarray, sums: _Sums) -> dict[str, float]:
     if noise is not None and noise.place == "central":
         # Central noise is added to the sum: the aggregate scales it as it scales a message.
         noise_scale = 1 / details["noise_cohort_size"] if "noise_cohort_size" in details else law.sensitivity
-        assert noise_scale is not None, "`federated` refuses central noise without a sensitivity"
+        assert noise_scale is not None, "`_checked` refuses central noise without a sensitivity"
         released = noise_variance * noise_scale**2
     values = (sampled, minibatch * message_factor, compression * message_factor, released)
     return {name: float(value) for name, value in zip((*SOURCES, "total"), (*values, sum(values)), strict=True)}

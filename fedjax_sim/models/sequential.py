@@ -89,11 +89,15 @@ def branches(name: str, parts: Mapping[str, Sequence[Layer]], join: Callable) ->
 
 
 def _checked_layers(where: str, layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Returns the layers as a tuple, and refuses two layers with the same name or with common parameters."""
+    """Returns the layers as a tuple; refuses one that computes nothing, and two with a name or parameters in common."""
     layers = tuple(layers)
     for i, layer in enumerate(layers):
         if not isinstance(layer, Layer):
             fail(f"{where}[{i}]", "a Layer", layer, "Make it by models.layer(name, init, apply).", TypeError)
+        computes_output = layer.apply if not layer.branches else layer.join
+        if computes_output is None:
+            hint = "Make it by models.layer, or by models.branches."
+            fail(f"{where}[{i}]", "a Layer with `apply`, or with branches and a `join`", layer, hint)
     layer_names = [layer.name for layer in layers]
     parameter_names = [key for layer in layers for key in layer.keys]
     for what, names in (("name", layer_names), ("parameters", parameter_names)):
@@ -190,11 +194,11 @@ def run_layers(
                     places=places,
                 )
                 outputs.append(move(output, last_holder, target, branch_path))
-            assert layer.join is not None, "a layer with branches has a join"
+            assert layer.join is not None, "`_checked_layers` refuses branches without a join"
             x = layer.join(outputs)
         else:
             x = move(x, holder, target, layer_path)
-            assert layer.apply is not None, "a layer without branches computes its output itself"
+            assert layer.apply is not None, "`_checked_layers` refuses a layer that computes nothing"
             x = layer.apply(_entries(layer, layer_path, params), x)
         holder = target  # the party that ran this layer has its output
     return x, holder

@@ -261,7 +261,9 @@ def close(
     sampler = state.sampler
     clients, memory = remember(cohort, gathered, is_used)
     if star.sampler.observe is not None:
-        assert gathered.losses is not None, "`collect` keeps the losses for such a sampler"
+        if gathered.losses is None:
+            hint = "Collect with the star that closes the round, which keeps them."
+            validate.fail("gathered.losses", "the clients' losses, for the sampler observes them", None, hint)
         outcome = Outcome(gathered.arrived, gathered.losses)
         sampler = engine.reproducible(star.sampler.observe)(sampler, cohort, outcome)
     aggregator = tree.where(is_used, new_aggregator, state.aggregator)

@@ -43,7 +43,7 @@ def traced_round(algorithm: Algorithm, key: Array, state: PyTree, population: Py
       algorithm: whose `step` is a round.
       key, state, population: of the run; only their shapes count.
 
-    Raises: ValueError for an info with large arrays.
+    Raises: TypeError for a round that does not return (state, info by name); ValueError for an info with large arrays.
     """
     start_seconds = time.perf_counter()
     # The block calls the same jitted step, so that it is not traced again there.
@@ -52,7 +52,12 @@ def traced_round(algorithm: Algorithm, key: Array, state: PyTree, population: Py
         traced = jitted.trace(*on_all_devices((key, state, population)))
     for warning in caught:
         warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    _check_info(traced.out_info[1])
+    match traced.out_info:
+        case (_, Mapping() as info):
+            _check_info(info)
+        case other:
+            rule, hint = "a function that returns (state, info)", "Its scalars stand in info by name; {} for none."
+            validate.fail("algorithm.step", rule, type(other).__name__, hint, TypeError)
     return TracedRound(jitted, traced, time.perf_counter() - start_seconds, bool(caught))
 
 

@@ -280,3 +280,13 @@ def test_attackers_and_messages_of_another_shape_are_refused(rule):
     for attack in short:
         with pytest.raises(ValueError, match=r"expected .* of shapes"):
             applied(adversary.corrupted(rule, attack, some), X, WEIGHTS, ids=IDS)
+
+
+def test_a_rule_that_says_it_chooses_must_choose():
+    """Faults: an `assert`, or a KeyError in a round, for an aggregator of a user's own that states what it is not."""
+    attack, who = adversary.sign_flip(), adversary.clients([0])
+    with refused("aggregator", rule="with a `rule`", hint="chooses=False"):
+        adversary.corrupted(aggregation.mean().stating(chooses=True), attack, who)
+    silent = adversary.corrupted(aggregation.median().stating(chooses=True), attack, who)
+    with refused("aggregator", value=[], rule="which messages it chose"):
+        applied(silent, np.ones((3, 2), np.float32))

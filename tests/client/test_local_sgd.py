@@ -194,3 +194,10 @@ def test_loop_and_written_out_steps(name, steps, monkeypatch):
             state, _ = step(jax.random.fold_in(KEY, i), state, data)
         digests.append(p.digest(jax.device_get(algorithm.params(state))))
     assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("given", [(None, None), (1, 1)])
+def test_work_that_was_made_by_hand(given):
+    """Fault: an `assert` in the first round, for steps and epochs that `client.work` would have refused."""
+    with refused("work", rule="one of num_steps and num_epochs"):
+        client.local_sgd(lambda w, x, key: w * x, optax.sgd(0.1), client.LocalWork(*given, 1, None, True))

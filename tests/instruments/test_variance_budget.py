@@ -136,6 +136,12 @@ def mime():
     return algorithms.mime(loss, sampling.uniform(SIZE, COHORT), optax.sgd(0.1), num_steps=1, weighting="uniform")
 
 
+def noisy():
+    """A star of a user's own, whose parts `federated` would have refused."""
+    made = algorithm(member=transform.gaussian_mechanism(1.0, 1.0), rule=aggregation.fixed_mean(float(COHORT)))
+    return made._replace(parts=made.parts._replace(aggregator=made.parts.aggregator.stating(sensitivity=None)))
+
+
 def attacked():
     last = adversary.clients([SIZE - 1])
     return algorithm(rule=adversary.corrupted(aggregation.mean(), adversary.sign_flip(), last))
@@ -155,6 +161,7 @@ def attacked():
         (lambda: algorithm(rule=aggregation.norm_bounding(aggregation.mean(), 100.0)), "aggregator: expected a mean"),
         (lambda: algorithm(rule=aggregation.homomorphic_mean()), "aggregator: expected a mean"),
         (attacked, "aggregator: expected one without attackers"),
+        (noisy, "aggregator: expected one with a sensitivity"),
         (mime, "sends clients the model alone"),
         (private, "client: expected no noise"),
     ],

@@ -171,6 +171,10 @@ def test_cuts_that_cannot_be():
         sequential([layer("a", None, jnp.abs), layer("a", None, jnp.abs)])
     with pytest.raises(ValueError, match="branch"):
         branches("none", {}, sum)
+    joined = branches("fork", {"left": []}, sum)
+    for by_hand in (layer("a", None, jnp.abs)._replace(apply=None), joined._replace(join=None)):
+        with refused("layers[0]", rule="`apply`"):
+            sequential([by_hand])
 
 
 def test_messages_of_branches():

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import aggregation, algorithms, population, run, sampling, transform
-from fedjax_sim.round.round import observe
+from fedjax_sim import InvalidType, aggregation, algorithms, population, run, sampling, transform
+from fedjax_sim.round.round import close, collect, initial_state, invite, observe
 from fedjax_sim.types import Work
 from tests.laws import problems as p
 from tests.refusals import refused
@@ -82,6 +82,17 @@ def test_samplers_are_told_and_observe(wrap):
     assert np.isfinite(inner(state)["loss"]).all()  # everybody was invited
 
 
+def test_losses_that_were_not_kept():
+    """Fault: an `assert` for an algorithm of a user's own, which collects with one star and closes with another."""
+    seeking = star(loss_seeking(p.NUM_CLIENTS, 4, [])).parts
+    state, people = initial_state(seeking, jnp.array(p.START), p.ragged()), p.ragged()
+    cohort, _ = invite(seeking, KEY, state)
+    blind = seeking._replace(sampler=seeking.sampler._replace(observe=None))
+    gathered = collect(blind, KEY, cohort, state, people)
+    with refused("gathered.losses", value=None, hint="the star that closes"):
+        close(seeking, KEY, cohort, gathered, state)
+
+
 @pytest.mark.full
 def test_mime_tells_the_costs_of_both_passes():
     """Catches the bytes and operations of the second pass alone: of a round's two messages, half of what is sent."""
@@ -105,6 +116,20 @@ def test_a_large_entry_of_info_is_refused():
         return state, info | {"messages": jnp.zeros(5_000)}
 
     with refused("info['messages']", rule="4,096", hint="observe"):
+        run(KEY, made._replace(step=step), jnp.array(p.START), p.ragged(), 1)
+
+
+@pytest.mark.parametrize(
+    ("results", "told"), [(lambda state, info: state, "FederatedState"), (lambda *two: two[::-1], "tuple")]
+)
+def test_a_round_that_returns_something_else_is_refused(results, told):
+    """Fault: an error of Python about a state without `items`, for a step of a user's own."""
+    made = star(sampling.full(p.NUM_CLIENTS))
+
+    def step(key, state, population):
+        return results(*made.step(key, state, population))
+
+    with refused("algorithm.step", value=told, kind=InvalidType):
         run(KEY, made._replace(step=step), jnp.array(p.START), p.ragged(), 1)
 
 

@@ -114,8 +114,10 @@ def as_client_update(
     References: Liu, Zhang, Song and Letaief 2020 (HierFAVG), algorithm 1.
     """
     level = _level_of(federation)
-    _check_options(level.star, rounds, name, weighting, keep)
     star = level.star
+    _check_options(star, rounds, name, weighting, keep)
+    if keep:
+        _check_moved(star)
     if devices is not None and isinstance(federation, Algorithm) and federation.level is not None:
         hint = "Its rounds are more than invite, collect and close, and their time is not known: leave devices out."
         validate.fail("federation", "the parts of a whole algorithm, for rounds that take time", "another", hint)
@@ -138,7 +140,7 @@ def as_client_update(
     def apply(key, broadcast, own_state, group):
         # The edge goes on from the broadcast model, with its own states or with new ones.
         if keep:
-            assert star.server.moved is not None, "the server of a level goes on from another model"
+            assert star.server.moved is not None, "`_check_moved` refuses None"
             start = own_state._replace(server=star.server.moved(own_state.server, broadcast))
         else:
             start = init(broadcast, group)
@@ -185,9 +187,11 @@ def _level_of(federation: Star | Algorithm) -> Level:
     Returns: a `Level`. In one that is made here, `Inside.weight` is the sum of the weights of the messages that
     arrived, [] float32, and the info has no metric `WEIGHT`.
 
-    Raises: ValueError for parts that are not a whole algorithm, and those of `check_parts`.
+    Raises: ValueError for parts that are not a whole algorithm, and those of `check_parts`; TypeError for another kind.
     """
     if isinstance(federation, Algorithm) and federation.level is not None:
+        validate.part("federation.level", federation.level, Level)
+        validate.part("federation.level.star", federation.level.star, Star)
         return federation.level
     whole = federation.parts if isinstance(federation, Algorithm) else federation
     validate.part("star", whole, Star)
@@ -364,6 +368,11 @@ def _check_whole(star: Star) -> None:
     if star.aggregator.facts.design is not None:
         hint = "Its weights add up to those of one population, and each edge has its own: take aggregation.mean()."
         validate.fail("aggregator", "one that takes weights as they come, inside of a hierarchy", "another", hint)
+    _check_moved(star)
+
+
+def _check_moved(star: Star) -> None:
+    """Raises ValueError for a server that cannot go on from the model that the level above broadcasts."""
     if star.server.moved is None:
         hint = "What it keeps beside the model would be lost, or wrong. Take server.optimizer, or state `moved`."
         validate.fail("server", "one that can go on from another model (`ServerUpdate.moved`)", "another", hint)

@@ -141,8 +141,15 @@ def spend(devices: Devices, key: Array, cohort: Cohort, price: Price) -> Spent:
 
 def spent_by_slots(cohort: Cohort) -> Spent:
     """Returns what the slots of a cohort spend, which a sampler with a clock states."""
-    assert cohort.timing.spent is not None, "a sampler with a clock states it"
+    if cohort.timing.spent is None:
+        hint = "Make its clock by with_clock, and keep `Cohort.timing` when you change its cohorts."
+        validate.fail("sampler", "cohorts that state their times, for it has devices", "cohorts without", hint)
     return cohort.timing.spent
+
+
+def sent_by_slots(cohort: Cohort) -> Array:
+    """Returns which slots send a message, in time or too late, [m] bool."""
+    return cohort.reported if cohort.timing.sent is None else cohort.timing.sent
 
 
 def first_pass(devices: Devices, key: Array, cohort: Cohort, price: Price) -> Spent:
@@ -212,7 +219,7 @@ def cut_cohort(devices: Devices, key: Array, cohort: Cohort, price: Price, at: A
     is_late = cohort.invited & (spent.total > at)
     ticks = ticks_done(spent, at)
     joules = joules_of(ticks, *_planned(devices, key, cohort, price))
-    sent = cohort.reported if cohort.timing.sent is None else cohort.timing.sent
+    sent = sent_by_slots(cohort)
     begun = cohort.timing.begun
     first_message_ticks = 0
     if price.before is not None:
@@ -362,4 +369,8 @@ def _with_timed(state: PyTree, **changes: PyTree) -> PyTree:
 
 def _timed_state(state: PyTree) -> Timed:
     """The `Timed` inside of the state of a sampler with a clock."""
-    return next(x for x in jax.tree.leaves(state, is_leaf=_is_timed) if _is_timed(x))
+    timed_state = next((x for x in jax.tree.leaves(state, is_leaf=_is_timed) if _is_timed(x)), None)
+    if timed_state is None:
+        hint = "Leave out the devices of a sampler of your own, and put with_clock(sampler, devices) around it."
+        validate.fail("sampler", "one whose state has a clock, for it has devices", "one without", hint)
+    return timed_state

@@ -15,7 +15,15 @@ from fedjax_sim.network import within_budget
 from fedjax_sim.sampling.design import SamplingDesign, one_for_one, responding
 from fedjax_sim.sampling.time.battery import EXHAUSTED
 from fedjax_sim.sampling.time.clock import INTERRUPTED
-from fedjax_sim.sampling.time.cut import changed, cut_cohort, devices_with_clock, first_pass, spend, spent_by_slots
+from fedjax_sim.sampling.time.cut import (
+    changed,
+    cut_cohort,
+    devices_with_clock,
+    first_pass,
+    sent_by_slots,
+    spend,
+    spent_by_slots,
+)
 from fedjax_sim.sampling.time.lost_reports import NEVER, losing, regained
 from fedjax_sim.sampling.time.round_cost import Price
 from fedjax_sim.types import Array, Cohort, Devices, Metric, Sampler
@@ -110,8 +118,7 @@ def _with_partial_work(devices: Devices, key: Array, cohort: Cohort, price: Pric
     restored = regained(shorter, INTERRUPTED.name, has_left)
     reports_again = restored.reported & has_left
     begun = None if cohort.timing.begun is None else cohort.timing.begun | reports_again
-    assert cohort.timing.sent is not None, "a cut states who sent a message"
-    restored = restored.timed(sent=cohort.timing.sent | reports_again, begun=begun)
+    restored = restored.timed(sent=sent_by_slots(cohort) | reports_again, begun=begun)
     leaves_early = has_left & (end_ticks < jnp.minimum(spent.total, deadline_ticks))
     leave_ticks = jnp.where(leaves_early, end_ticks, NEVER)
     return cut_cohort(devices, key, restored, price, leave_ticks, name=INTERRUPTED.name)
@@ -162,7 +169,7 @@ def with_over_selection(sampler: Sampler, num_reports: int) -> Sampler:
     design = _limited(sampler.design, num_reports)
 
     def end_round(key, cohort, price):
-        arrival_ticks = jnp.where(cohort.reported, cohort.timing.spent.total, NEVER)
+        arrival_ticks = jnp.where(cohort.reported, spent_by_slots(cohort).total, NEVER)
         slots = jnp.arange(arrival_ticks.size, dtype=jnp.int32)
         sorted_ticks, _, order = jax.lax.sort((arrival_ticks, cohort.ids, slots), num_keys=2)
         is_among_first = jnp.zeros_like(cohort.reported).at[order[:num_reports]].set(True)
@@ -222,7 +229,7 @@ def with_radio_budget(
     design = responding(_limited(sampler.design, sampler.num_slots), "others")
 
     def share_channel(key, cohort, price):
-        spent = cohort.timing.spent
+        spent = spent_by_slots(cohort)
         ready_ticks = spent.down + spent.compute
         cost = spent.up
         limit = airtime_ticks
@@ -239,7 +246,7 @@ def with_radio_budget(
         if price.more is not None and price.more.sends is not None:
             cost = jnp.where(price.more.sends, cost, 0)
         # Messages that are cut off on their way use the channel too.
-        sent = cohort.reported if cohort.timing.sent is None else cohort.timing.sent
+        sent = sent_by_slots(cohort)
         wants_place = sent if cohort.timing.begun is None else cohort.timing.begun
         has_place = within_budget(cohort.ids, cost, wants_place, limit, ready_ticks if order == "arrival" else None)
         has_place |= cost == 0  # a client that sends nothing needs no place

@@ -9,7 +9,7 @@ from fedjax_sim.network import Hazard
 from fedjax_sim.prng import stream
 from fedjax_sim.sampling.design import responding
 from fedjax_sim.sampling.time.clock import INTERRUPTED
-from fedjax_sim.sampling.time.cut import changed, cut_cohort, devices_with_clock, unlimited
+from fedjax_sim.sampling.time.cut import changed, cut_cohort, devices_with_clock, spent_by_slots, unlimited
 from fedjax_sim.types import Array, Devices, Sampler, Spent
 
 NEVER = 2**31 - 1  # ticks
@@ -44,7 +44,7 @@ def with_hazard(sampler: Sampler, hazard: Hazard) -> Sampler:
     validate.part("hazard", hazard, Hazard)
 
     def interrupt(key, cohort, price):
-        leave_ticks = leaves_at(hazard, devices, key, cohort.ids, cohort.timing.spent)
+        leave_ticks = leaves_at(hazard, devices, key, cohort.ids, spent_by_slots(cohort))
         return cut_cohort(devices, key, cohort, price, leave_ticks, name=INTERRUPTED.name)
 
     # A clock with availability states this metric already.

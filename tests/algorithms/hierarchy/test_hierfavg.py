@@ -27,7 +27,7 @@ from fedjax_sim.instruments.variance_budget import variance_budget
 from fedjax_sim.privacy import mechanism_of
 from fedjax_sim.round import invite
 from fedjax_sim.running import loop
-from fedjax_sim.types import Count, Devices, Spent, Star
+from fedjax_sim.types import Algorithm, Count, Devices, Level, Spent, Star
 from tests.laws import cases, laws, problems as p
 from tests.refusals import refused
 
@@ -519,6 +519,25 @@ def test_parts_that_say_nothing_are_no_algorithm():
     for unknown in (star.server._replace(moved=None), server.downlink(STEP, transform.top_k(count=1))):
         with refused("server", rule="another model"):
             as_client_update(star._replace(server=unknown))
+
+
+def of_its_own(**fields):
+    """An algorithm of a user's own that is a level, with these fields of its level changed."""
+    level = Level(edges(), init=None, step=None)
+    return Algorithm(init=None, step=None, params=None, level=level._replace(**fields))
+
+
+def test_a_level_of_a_users_own_is_checked():
+    """Faults: an `assert` while the level above trains, for a server that cannot go on from another model; an error of
+    Python for a level that is none."""
+    unknown = edges()._replace(server=edges().server._replace(moved=None))
+    with refused("server", rule="another model"):
+        as_client_update(of_its_own(star=unknown), keep=True)
+    as_client_update(of_its_own(star=unknown), keep=False)  # begins anew from each broadcast
+    with refused("federation.level.star", rule="Star", kind=InvalidType):
+        as_client_update(of_its_own(star=None))
+    with refused("federation.level", rule="Level", kind=InvalidType):
+        as_client_update(of_its_own()._replace(level=edges()))
 
 
 def counting_rounds():

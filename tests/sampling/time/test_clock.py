@@ -15,8 +15,9 @@ from fedjax_sim.prng import client_key
 from fedjax_sim.round.costs import spending_metrics
 from fedjax_sim.sampling.time.cut import cut_cohort
 from fedjax_sim.sampling.time.round_cost import price_of
-from fedjax_sim.types import Clock, Cohort, Devices, Spent, Work
+from fedjax_sim.types import Clock, Cohort, Devices, Spent, Timing, Work
 from tests.laws import problems as p
+from tests.refusals import refused
 from tests.sampling.time.problems import DOWN, STEP, UP, WATTS, WORK, N, tables, told
 
 KEY = jax.random.key(0)
@@ -477,3 +478,22 @@ def test_designs_are_refused_by_name():
         assert sampler.design.equal_chances and sampler.design.response_rate is None
         with pytest.raises(ValueError, match="response: expected 'random'"):
             aggregation.horvitz_thompson(sampler.design, 1.0)
+
+
+def test_a_sampler_of_a_users_own_with_devices():
+    """Faults: an `assert`, StopIteration, or an error about None, where devices were stated and no clock was made, or
+    where cohorts lost their times."""
+    with_devices = sampling.uniform(N, 4)._replace(devices=tables())
+    with refused("sampler", rule="whose state has a clock", hint="with_clock"):
+        jax.eval_shape(sampling.with_deadline(with_devices, 1.0).sample, KEY, with_devices.init())
+    clocked = sampling.with_clock(sampling.uniform(N, 4), tables())
+    forgetful = clocked.then(lambda key, cohort: cohort._replace(timing=Timing()))
+    for wrap in (
+        lambda sampler: sampling.with_deadline(sampler, 1.0),
+        lambda sampler: sampling.with_deadline(sampler, 1.0, late="partial"),
+        lambda sampler: sampling.with_over_selection(sampler, 2),
+        lambda sampler: sampling.with_radio_budget(sampler, budget_bytes=9.0),
+        lambda sampler: sampling.with_hazard(sampler, network.memoryless(1.0)),
+    ):
+        with refused("sampler", rule="cohorts that state their times"):
+            jax.eval_shape(wrap(forgetful).sample, KEY, told(forgetful))

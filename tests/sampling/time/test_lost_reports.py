@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_sim import network, sampling
 from fedjax_sim.prng import stream
-from fedjax_sim.sampling.time.lost_reports import NEVER, lost_to
+from fedjax_sim.sampling.time.lost_reports import NEVER, losing, lost_to
 from fedjax_sim.types import Clock
 from tests.sampling.time.problems import DOWN, STEP, UP, WORK, N, tables, told
 
@@ -277,3 +277,16 @@ def test_wrong_order():
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             wrong()
+
+
+def test_a_cause_that_a_users_own_sampler_states():
+    """Fault: an `assert` where clients are lost to a cause, and the cohort does not say who sent a message."""
+    clocked = sampling.with_clock(sampling.full(N), tables())
+
+    def leaves_at_once(key, cohort):
+        return losing(cohort, "interrupted", cohort.ids == 0, 1)
+
+    short = sampling.with_deadline(clocked.then(leaves_at_once), 0.9, late="partial")
+    cohort, _ = jax.jit(short.sample)(KEY, told(short))
+    assert not bool(cohort.reported[0]) and int(cohort.metrics["interrupted"]) == 1
+    assert bool((cohort.timing.sent >= cohort.reported).all())
