@@ -94,6 +94,7 @@ WRONG_VALUES = {
     "seed past int32": ("seed=4294967296", "seed: expected an integer in [0, 2147483647]"),
     "table for a value": ("seed.x=1", "seed: expected an integer"),
     "value for a table": ("run=5", "run: expected a table, got 5."),
+    "number for a table of a part": ("sampler=5", 'sampler: expected a table, got 5. Write sampler.name = "..."'),
     "name for a table": ("data=digits", "data: expected a table, got 'digits'. Write data.name = \"...\""),
     "unknown policy": ("run.nonfinite=dorp", 'run.nonfinite: expected one of "drop", "error" | Did you mean \'drop\'?'),
     "unknown devices": ("run.devices=gpu", 'run.devices: expected "all" or an integer'),

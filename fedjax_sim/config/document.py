@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import shlex
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -140,7 +141,7 @@ def load(path: str | Path | None = None, overrides: Iterable[str] = (), without:
     document = read(path, overrides, without)
     problems = document.problems
     if document.tables.pop("sweep", None) is not None:
-        command = "fedjax-sim sweep" if path is None else f"fedjax-sim sweep {path}"
+        command = "fedjax-sim sweep" if path is None else f"fedjax-sim sweep {shlex.quote(str(path))}"
         problems.append(problem("sweep", "no such table in a run", Words("one"), f"This file is a sweep: {command}"))
     tables = resolve(document.tables, problems)
     if problems:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedjax_sim import validate
 from fedjax_sim.config import registry
 from fedjax_sim.config.document import Config, ConfigError
 from fedjax_sim.config.lazy_parts import union
@@ -104,7 +105,7 @@ class Maker:
         """Makes a wrapper of a table around a part; returns None, with a new problem, if the wrapper refuses."""
         wrapper = registry.wrappers(table)[name]
         argument = registry.takes(wrapper, table)
-        assert argument is not None, "a wrapper of a table takes its part"
+        assert argument is not None, "`registry.wrappers` has parts alone that take a part of the table"
         return self._made(wrapper, f"{table}.{name}", self.tables[table][name], given | {argument: inner})
 
     def _order(self, table: str, inner: Any, names: list[str], given: dict[str, Any]) -> list[str] | None:
@@ -139,9 +140,10 @@ class Maker:
             part = choices[name]
             member_path = f"{path}.{name}"
             arguments: dict[str, Any] = {"population_size": population_size}
-            if inner_transforms := {key: table for key, table in options.items() if isinstance(table, dict)}:
-                arguments["transform"] = self.chain(table, population_size, member_path, inner_transforms)
-            inner_refused = bool(inner_transforms) and arguments["transform"] is None
+            argument = registry.takes(part, "transform") or "transform"
+            if inner_transforms := {key: value for key, value in options.items() if isinstance(value, dict)}:
+                arguments[argument] = self.chain(table, population_size, member_path, inner_transforms)
+            inner_refused = bool(inner_transforms) and arguments[argument] is None
             members.append(None if inner_refused else self._made(part, member_path, options, arguments))
         if not members or None in members:
             return None
@@ -182,6 +184,10 @@ class Maker:
 
         def call():
             arguments = {key: value for key, value in given.items() if key in taken_names}
+            for key, argument in part.parts.items():
+                if argument.required and key not in options | arguments:
+                    hint = f"No table of a config gives one to {part.name} here: make it inside, or give it a default."
+                    validate.fail(key, f"a part of the type {argument.noun}", None, hint)
             # These three are functions, since counting examples reads the whole population.
             counts = {key: arguments[key]() for key in ("num_examples", "total_weight", "weights") if key in arguments}
             return _factory(part)(**options | arguments | counts)

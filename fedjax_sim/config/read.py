@@ -6,9 +6,11 @@ these.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 from fedjax_sim.config.value_kinds import ConfigError, Words, nearest_word, problem
@@ -39,17 +41,30 @@ def read(path: str | Path | None, overrides: Iterable[str] = (), without: Iterab
       overrides: texts `table.option=value`.
       without: places that are left out, such as "downlink".
 
-    Raises: ConfigError for a file that cannot be read, that is too large, or that is no TOML.
+    Raises: ConfigError for a file that cannot be read, that is too large, or that is no TOML, and for arguments of
+      another type, such as one text in the place of a list.
 
     >>> document = read(None, ["run.rounds=5"])
     >>> document.tables, document.set_here, document.problems
     ({'run': {'rounds': 5}}, {'run.rounds'}, [])
     """
-    overrides = list(overrides)
+    if not isinstance(path, (str, os.PathLike, NoneType)):
+        raise ConfigError([problem("path", "a path, an example's name or None", path)])
+    overrides = _texts("overrides", overrides, "run.rounds=5")
+    without = _texts("without", without, "downlink")
     tables = {} if path is None else read_document(path)
     problems = [*unset(tables, without), *override(tables, overrides)]
     folder = "." if path is None else config_file(path).parent
     return Document(tables, folder, places_set(overrides), problems)
+
+
+def _texts(name: str, given: Iterable[str], example: str) -> list[str]:
+    """Returns an argument as a list of texts; refuses one text alone, whose letters would be taken one by one."""
+    is_list = isinstance(given, Iterable) and not isinstance(given, str)
+    texts = list(given) if is_list else []
+    if not is_list or not all(isinstance(text, str) for text in texts):
+        raise ConfigError([problem(name, f"a list of texts, such as [{example!r}]", given)])
+    return texts
 
 
 def config_file(path: str | Path) -> Path:

@@ -71,6 +71,8 @@ def admit(modules: Sequence[str]) -> None:
     Guarantees: a config that names a module runs nothing of it unless the module is admitted
     (tests/config/test_own_parts.py::test_a_config_alone_runs_no_code).
     """
+    if isinstance(modules, str):
+        raise ConfigError([problem("modules", "a list of modules' names", modules, f"Write [{modules!r}].")])
     if list(modules) == _admitted:
         return
     if os.getcwd() not in sys.path:
@@ -79,7 +81,7 @@ def admit(modules: Sequence[str]) -> None:
     for module in modules:
         try:
             names = list(dict(parts_of_module(module)))  # reads all of them, so that what is wrong is told here
-        except (ImportError, SyntaxError, ValueError) as error:
+        except (ImportError, SyntaxError, TypeError, ValueError) as error:
             is_file = module.endswith(".py")
             dotted = module.removesuffix(".py").replace("/", ".")
             hint = f"Write the module's name, without .py: --with {dotted}." if is_file else str(error)
@@ -293,7 +295,9 @@ def takes(part: Part, name: str) -> str | None:
     arguments_of_type = {key: argument for key, argument in part.parts.items() if argument.noun == TABLES[name][1]}
     if name in arguments_of_type:
         return name
-    return next((key for key, argument in arguments_of_type.items() if argument.required and key not in TABLES), None)
+    # An argument with the name of another table of this type takes that table's part.
+    names_of_type = {table for table, (_, noun) in TABLES.items() if noun == TABLES[name][1]}
+    return next((x for x, argument in arguments_of_type.items() if argument.required and x not in names_of_type), None)
 
 
 def has_table(algorithm: Part, name: str) -> bool:

@@ -138,9 +138,10 @@ def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
     # The default cohort of a small population is the whole population.
     cohort_size = tables.get("sampler", {}).get("cohort_size")
     num_clients = tables.get("data", {}).get("num_clients")
-    is_default_cohort = "cohort_size" not in document.get("sampler", {})
-    if isinstance(num_clients, int) and isinstance(cohort_size, int) and is_default_cohort:
-        tables["sampler"]["cohort_size"] = min(cohort_size, max(num_clients, 1))
+    # A size is there only if the document has a table for the sampler, or none: anything else was refused above.
+    if isinstance(num_clients, int) and isinstance(cohort_size, int):
+        if "cohort_size" not in document.get("sampler", {}):
+            tables["sampler"]["cohort_size"] = min(cohort_size, max(num_clients, 1))
     problems += _problems_of_work(document.get("algorithm", {}), tables.get("algorithm", {}))
     if run.get("chunk") is not None and run.get("lanes") is None:
         problems.append(problem("run.chunk", "run.lanes beside it", run["chunk"], "A chunk is made of whole lanes."))

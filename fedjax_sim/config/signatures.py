@@ -365,7 +365,12 @@ def _signature(part: Part, node: ast.FunctionDef) -> Part:
         elif noun is not None:
             parts[name] = Argument(noun, is_required)
         elif kind is not None:
-            options[name] = Option(kind, REQUIRED if default is None else _literal(default))
+            try:
+                options[name] = Option(kind, REQUIRED if default is None else _literal(default))
+            except (KeyError, ValueError) as error:
+                found = ast.unparse(default or ast.Constant(None))
+                words = f"{node.name}: expected a default that is written out for its argument {name}, got {found}."
+                raise ValueError(f"{words} The module is read before it runs: write the value itself.") from error
         elif is_required:
             others[name] = ast.unparse(annotation) if annotation else ""
     # `*args` and `**kwargs` take what no config can name. The options of `Unpack` were read above.

@@ -364,7 +364,8 @@ def _take_out(document: dict, path: list[str]) -> None:
     """Takes a table or option out of a document, if it is there."""
     *tables, last = path
     for name in tables:
-        document = document.get(name, {})
+        inner = document.get(name, {})
+        document = inner if isinstance(inner, dict) else {}  # another value is refused as it is resolved
     document.pop(last, None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import zlib
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def what_a_sweep_holds(folder: str | Path) -> str:
         return ""
     return (
         "It holds a sweep: rows in results.csv, a table in table.csv, a page in report.html. "
-        f"fedjax-sim sweep --resume --out {folder} shows the table."
+        f"fedjax-sim sweep --resume --out {shlex.quote(str(folder))} shows the table."
     )
 
 

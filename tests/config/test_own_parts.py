@@ -151,6 +151,12 @@ def admitted(module, tmp_path):
     return module
 
 
+def test_one_name_is_no_list(module):
+    """Fault: modules of one letter each."""
+    with pytest.raises(ConfigError, match=rf"modules: expected a list .* Write \['{module}'\]\."):
+        registry.admit(module)
+
+
 def built(*settings):
     """The experiment of these settings, of 40 clients."""
     return build(load(None, ["data.num_clients=40", "sampler.cohort_size=8", *settings]))
@@ -181,6 +187,48 @@ def test_a_part_that_is_left_out_says_why(admitted):
     listed = invoke(["list"], module=admitted).output
     assert "own_linear  A model that" in listed and "bare is left out" in listed and "fedavg" not in listed
     assert "inputs = 64" in invoke(["list", "own_linear"], module=admitted).output
+
+
+WRAPPERS = '''
+import jax
+
+from fedjax_sim.types import Aggregator, Sampler, UpdateTransform
+
+
+def by_another_name(*, model: Aggregator) -> Aggregator:
+    """Takes an aggregator under the name of another table."""
+    return model
+
+
+def twice(*, inner: UpdateTransform) -> UpdateTransform:
+    """Wraps a transform that it calls as it likes."""
+    return inner._replace(squared_error=None)
+
+
+def of_two(*, first: Aggregator, second: Aggregator) -> Aggregator:
+    """Takes one more aggregator than a config gives."""
+    return first
+
+
+def of_a_sampler(*, sampler: Sampler) -> UpdateTransform:
+    """Takes a part of another table."""
+    return None
+'''
+
+
+def test_wrappers_name_their_part_as_they_like(module, tmp_path):
+    """Faults: an `assert`, and a TypeError of Python, for a wrapper whose argument has a name of its own; the same
+    error for an argument that no config gives."""
+    (tmp_path / f"{module}.py").write_text(WRAPPERS)
+    registry.admit([module])
+    star = built("aggregator.by_another_name={}", "transform.twice.clip.clip_norm=1.0").algorithm.parts
+    assert star.aggregator.facts.weighted and star.transform.facts.l2_bound == 1.0
+    for setting, words in (
+        ("aggregator.of_two={}", "aggregator.of_two: second: expected a part of the type Aggregator, got None."),
+        ("transform.of_a_sampler={}", "transform.of_a_sampler: sampler: expected a part of the type Sampler"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            built(setting)
 
 
 ALGORITHM = '''
@@ -221,6 +269,8 @@ def test_the_page_s_model_runs(module, tmp_path):
         (None, "a module with source code"),
         ("def mean() -> int: return 1", "names that no other part has, got 'mean'"),
         ("def broken(", "a module with source code"),
+        ("def third(*, share: float = 1 / 3) -> int: ...", "third: expected a default that is written out for its"),
+        ("HALF = 0.5\ndef half(*, share: float = HALF) -> int: ...", "argument share, got HALF."),
     ],
 )
 def test_wrong_modules(text, words, module, tmp_path):
@@ -232,6 +282,19 @@ def test_wrong_modules(text, words, module, tmp_path):
     assert done.exit_code == 2 and words in done.output
     done = invoke(["run"], *RUN, module=f"{module}.py")
     assert done.exit_code == 2 and f"without .py: --with {module}." in done.output
+
+
+@pytest.mark.full
+def test_a_timeline_needs_the_module_too(module, tmp_path):
+    """Fault: "add --with" for a command that has no such option."""
+    clock = ["devices.name=cross_device", "sampler.with_clock.num_invited=2", "sampler.cohort_size=4"]
+    settings = [*RUN[:2], *RUN[3:], *clock, "aggregator.name=mine"]
+    assert invoke(["run", "-q", "--out", "out"], *settings, module=module).exit_code == 0
+    timeline = ["report", "out", "--timeline", "2"]
+    registry.admit([])
+    assert f"add --with {module}" in invoke(timeline).output
+    done = invoke(timeline, module=module)
+    assert done.exit_code == 0 and "timeline_2.html" in done.output, done.output
 
 
 @pytest.mark.full  # by default a run is refused here, and other programs of a sweep in tests/sweeps/test_sweep.py

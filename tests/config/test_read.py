@@ -26,3 +26,27 @@ def test_problems_of_both_layers():
     assert first.startswith("--unset nothing:") and second.startswith("--set:")
     with pytest.raises(ConfigError, match=r"nowhere\.toml"):
         read("nowhere.toml", ["no_value"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            (None, "run.rounds=5"),
+            r"overrides: expected a list of texts, such as \['run.rounds=5'\], got 'run.rounds=5'",
+        ),
+        ((None, [5]), "overrides: expected a list of texts"),
+        ((None, None), "overrides: expected a list of texts"),
+        ((None, (), "downlink"), r"without: expected a list of texts, such as \['downlink'\]"),
+        (({"run": {}},), "path: expected a path, an example's name or None, got"),
+    ],
+)
+def test_arguments_of_another_type(arguments, words):
+    """Fault: a problem for each letter of a text, or an error of Python."""
+    with pytest.raises(ConfigError, match=words):
+        read(*arguments)
+
+
+def test_texts_may_come_one_by_one():
+    """Catches an iterator that is read twice."""
+    assert read(None, iter(["run.rounds=5"]), iter([])).tables == {"run": {"rounds": 5}}

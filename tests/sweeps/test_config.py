@@ -161,6 +161,7 @@ def test_the_example_loads():
         (['sweep.grid.data.label_flip=["none", 3]'], "data.label_flip"),
         (['sweep.grid.aggregator=["none", {name="median"}]'], "under the label none"),
         (["sweep.grid.seed=[1, 2]"], "a path such as"),
+        (["sampler=5", 'sweep.grid.sampler.with_dropout=["none", {}]'], "sampler: expected a table, got 5"),
         ([GRID[0], "sweep.seed=3"], "Did you mean 'seeds'"),
         ([GRID[0], "sweep.seeds=0"], "sweep.seeds"),
         ([GRID[0], "sweep.batch=0"], "sweep.batch"),
