@@ -51,6 +51,14 @@ class Experiment(NamedTuple):
     judged: Algorithm  # the algorithm, with `run.personal_steps` before a client's model is judged if the config asks
     config: Config  # what it was made from, with its plan
     frozen: PyTree = ()  # the state of the model, such as parameters that `models.lora` freezes
+    # The algorithm, the data and the config of one `build`; None for an experiment that was put together otherwise
+    built: tuple[Algorithm, FederatedData, Config] | None = None
+
+    @property
+    def follows_from_config(self) -> bool:
+        """Whether the algorithm and the data are those that `build` made of this config."""
+        parts = self.algorithm, self.data, self.config
+        return self.built is not None and all(x is y for x, y in zip(parts, self.built, strict=True))
 
     @property
     def plan(self) -> engine.Plan:
@@ -82,7 +90,7 @@ def build(config: Config) -> Experiment:
 
     Returns: `Experiment`. The data are loaded and the model is initialised; nothing is trained yet.
 
-    Raises: ConfigError with every problem that the parts report.
+    Raises: ConfigError with every problem that the parts report; TypeError for an argument that is no `Config`.
 
     Guarantees:
       A refused config compiles nothing (tests/test_bad_input.py::test_wrong_combinations).
@@ -99,6 +107,8 @@ def build(config: Config) -> Experiment:
     >>> experiment.data.train.size, sorted(experiment.params)
     (100, ['bias', 'kernel'])
     """
+    if not isinstance(config, Config):
+        validate.fail("config", "a Config", type(config).__name__, "Read one: config.load(path).", TypeError)
     with config.arithmetic():
         return Builder(config).experiment()
 
@@ -149,6 +159,7 @@ class Builder(Maker):
         judge = evaluation_of(self, loss_fn, data, judged)
         judge = with_variance_budget(self, judge, algorithm, params, data.train)
         self.stop()
+        planned = self.config.planned(plan)
         return Experiment(
             key=stream(root, "rounds"),
             algorithm=algorithm,
@@ -157,8 +168,9 @@ class Builder(Maker):
             loss_fn=loss_fn,
             evaluation=judge,
             judged=judged,
-            config=self.config.planned(plan),
+            config=planned,
             frozen=self.frozen,
+            built=(algorithm, data, planned),
         )
 
     # ---- data, and what stands before them

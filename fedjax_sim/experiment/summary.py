@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import numpy as np
 
 from fedjax_sim.config.build import Experiment
 from fedjax_sim.metrics.baseline import constant_baseline
@@ -63,9 +64,9 @@ def estimate_of(algorithm: Algorithm, state: PyTree) -> dict[str, Any]:
     arrays = algorithm.evaluated.answer(params)
 
     def shown(name, x):
-        if x.size <= MOST_NUMBERS:
+        if np.size(x) <= MOST_NUMBERS:
             return plain(x)
-        return f"{x.size:,} numbers" + (", by fedjax-sim export" if name in params else "")
+        return f"{np.size(x):,} numbers" + (", by fedjax-sim export" if name in params else "")
 
     return {"estimate": {name: shown(name, x) for name, x in arrays.items()}}
 

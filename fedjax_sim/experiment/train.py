@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from fedjax_sim import tree
+from fedjax_sim import tree, validate
 from fedjax_sim.config.build import Experiment
 from fedjax_sim.config.document import Config
 from fedjax_sim.experiment.summary import estimate_of, results_of
@@ -22,7 +22,9 @@ from fedjax_sim.population.describe import describe, digest
 from fedjax_sim.report import page
 from fedjax_sim.report.by_client import BY_CLIENT, by_client_csv, client_rows
 from fedjax_sim.report.files import read_lines
+from fedjax_sim.round.state import FederatedState
 from fedjax_sim.running import checksums, seconds
+from fedjax_sim.running.arguments import check_directory
 from fedjax_sim.running.environment import environment
 from fedjax_sim.running.files import lock
 from fedjax_sim.running.fingerprint import is_private
@@ -43,6 +45,7 @@ class PageNotWritten(OSError):
     """The summary or the page of a run that is complete could not be written."""
 
 
+@validate.named_arguments
 def train(
     experiment: Experiment,
     directory: str | Path,
@@ -61,7 +64,8 @@ def train(
     by_client.csv and timeline.json where there is something to write.
 
     Args:
-      experiment: what `config.build` made of a config.
+      experiment: what `config.build` made of a config. Its key, its params and its evaluation may be others. Its
+        algorithm and its data may not, because the folder's config stands for them.
       directory: the run's folder.
       resume: continue the run in `directory`. The experiment may have been given more rounds. Build it from the
         folder's own config.toml, so that it has the lanes of that run.
@@ -75,8 +79,9 @@ def train(
 
     Returns: (state, History), as `fedjax_sim.run`. In the process that writes, the summary is that of summary.json.
 
-    Raises: as `fedjax_sim.run`; FileExistsError also for a folder with files of the user's that the run would write
-    over; RuntimeError if several processes read other files; `PageNotWritten` if the run is complete but for its page.
+    Raises: as `fedjax_sim.run`; ValueError for an algorithm or data that are not those of the config; FileExistsError
+    also for a folder with files of the user's that the run would write over; RuntimeError if several processes read
+    other files; `PageNotWritten` if the run is complete but for its page.
 
     Guarantees: the folder is that of the command, bit for bit but for times
     (tests/experiment/test_train.py::test_the_folder_is_that_of_the_command). A resumed run too
@@ -92,6 +97,11 @@ def train(
     ...     "summary.json" in os.listdir(folder), history.summary["rounds"], history.summary["name"]
     (True, 2, 'mean_estimation-fedavg-0')
     """
+    _check_experiment(experiment)
+    check_directory(directory)
+    for name, call in (("before_rounds", before_rounds), ("before_page", before_page)):
+        if not callable(call):
+            validate.fail(name, "a function", call, error=TypeError)
     processes = processes or current()
     folder = Path(directory)
     config = experiment.config
@@ -138,6 +148,23 @@ def train(
 
         summary = processes.by_first(finish) or history.summary
     return state, history._replace(summary=summary)
+
+
+def _check_experiment(experiment: Experiment) -> None:
+    """Refuses all but an experiment whose algorithm and data follow from its config.
+
+    A run's folder keeps the config. Compiled rounds are kept under the config's digest, so another algorithm would run
+    the rounds of the config's.
+
+    Guarantees: another algorithm, other data and another config are refused
+    (tests/experiment/test_train.py::test_what_does_not_follow_from_the_config_is_refused).
+    """
+    validate.part("experiment", experiment, Experiment)
+    if not experiment.follows_from_config:
+        hint = "Change the config and build it again. An algorithm of your own is run by fedjax_sim.run, or named in a "
+        hint += "config whose module `config.registry.admit` admits."
+        rule = "algorithm, data and config as one `config.build.build` made them"
+        validate.fail("experiment", rule, experiment.config.name, hint)
 
 
 def _first_files(experiment: Experiment, folder: Path, resume: bool, command: str) -> dict[str, str]:
@@ -209,9 +236,12 @@ def _origin(config: Config, identity: dict, data: Any) -> str | None:
 
 
 def _timeline(experiment: Experiment, state: PyTree) -> dict[str, Any] | None:
-    """Returns the clients of the next round, if it would take simulated time; None if noise hides who takes part."""
+    """Returns the clients of the next round, if it would take simulated time; None if noise hides who takes part.
+
+    None also for an algorithm of the user's whose state is another than that of its parts.
+    """
     star = experiment.algorithm.parts
-    if star is None or star.sampler.devices is None or noisy_parts(star):
+    if star is None or star.sampler.devices is None or noisy_parts(star) or not isinstance(state, FederatedState):
         return None
     return timeline(star, jax.random.fold_in(experiment.key, int(state.round)), state.sampler)
 

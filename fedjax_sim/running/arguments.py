@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from fedjax_sim.running.fingerprint import is_private
 from fedjax_sim.running.log import plain
 from fedjax_sim.running.processes import current
 from fedjax_sim.running.stopping import NONE_BESIDE_NOISE, StopWhen
-from fedjax_sim.types import Algorithm, PyTree
+from fedjax_sim.types import Algorithm, PyTree, Star
 from fedjax_sim.validate import NonNegativeInt, PositiveInt
 
 
@@ -35,6 +36,9 @@ def check_kinds(key: Any, algorithm: Any, population: Any, evaluation: Any, call
         validate.fail("key", "one random key", key, "Make one: jax.random.key(0).", TypeError)
     if not isinstance(algorithm, Algorithm):
         validate.fail("algorithm", "an Algorithm", type(algorithm).__name__, "Call a recipe or federated().", TypeError)
+    if algorithm.parts is not None and not isinstance(algorithm.parts, Star):
+        hint = "`federated(...).parts` is one. Without parts leave it None; no epsilon is then stated."
+        validate.fail("algorithm.parts", "a Star or None", type(algorithm.parts).__name__, hint, TypeError)
     check_population(population)
     if evaluation is not None:
         arguments = "params, state" if callable(evaluation) and num_arguments(evaluation) == 2 else "params"
@@ -74,6 +78,12 @@ def check_stopping(algorithm: Algorithm, callbacks: Sequence[Callable]) -> None:
         validate.fail("callbacks", "no StopWhen in a run with noise", "one", NONE_BESIDE_NOISE)
 
 
+def check_directory(directory: Any) -> None:
+    """Raises TypeError for a run's folder that is no path."""
+    if not isinstance(directory, (str, os.PathLike)):
+        validate.fail("directory", "the path of a folder", directory, error=TypeError)
+
+
 @validate.named_arguments
 def check_run_numbers(
     *,
@@ -84,9 +94,11 @@ def check_run_numbers(
     directory: str | Path | None,
     resume: bool,
 ) -> None:
-    """Raises ValueError or TypeError for numbers of `run` out of their range, and for a resume without a folder."""
+    """Raises ValueError or TypeError for numbers of `run` out of their range, and for no folder where one is needed."""
     if resume and directory is None:
         validate.fail("directory", "the run directory to resume", None)
+    if directory is not None:
+        check_directory(directory)
 
 
 def evaluation_program(evaluation: Callable | None, algorithm: Algorithm, state: PyTree) -> Program | None:

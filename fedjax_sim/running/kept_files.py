@@ -39,10 +39,16 @@ def holds(folder: str | Path) -> dict[str, list[str]]:
 
 
 def check_free_of(folder: str | Path, *kinds: str) -> None:
-    """Raises FileExistsError for a folder that holds one of these kinds, such as "a run", which would be written over.
+    """Refuses a folder that holds one of these kinds, such as "a run", which would be written over.
+
+    Raises: FileExistsError for such a folder; NotADirectoryError for a path at which no folder can be.
 
     Guarantees: no file of a run changes (tests/command/test_outputs.py::test_python_changes_no_run).
     """
+    place = Path(folder).absolute()
+    there = next(path for path in (place, *place.parents) if path.exists() or path.is_symlink())
+    if not there.is_dir():
+        raise NotADirectoryError(f"directory: expected a folder, or a place for one, got {folder}: {there} is none.")
     files_by_kind = holds(folder)
     for kind in kinds:
         if kind in files_by_kind:

@@ -356,7 +356,9 @@ class Log:
     def _newest_checkpoint(self, allow_previous: bool) -> Path:
         """Returns the newest checkpoint, verified with the logs."""
         path = checkpoint.latest(self.folder / "checkpoints", allow_previous=allow_previous, check=_check_logs)
-        assert path is not None, "`check_resumable` found one"
+        if path is None:  # they were removed since
+            self.check_resumable()
+        assert path is not None, "`check_resumable` refuses a folder without a checkpoint"
         return path
 
     def _parts_before(self, meta: dict) -> dict[str, float]:

@@ -129,8 +129,8 @@ def run(
     Returns: (state, History).
 
     Raises: FloatingPointError where an algorithm with nonfinite="error" meets a non-finite update; FileExistsError,
-    FileNotFoundError, `checkpoint.CheckpointError`, `checkpoint.RunLocked` for what the directory holds; MemoryError
-    for a program that does not fit.
+    FileNotFoundError, NotADirectoryError, `checkpoint.CheckpointError`, `checkpoint.RunLocked` for what the directory
+    is or holds; MemoryError for a program that does not fit.
 
     Guarantees:
       A run that is killed at any moment and resumed gives the bits of the uninterrupted run, model and log

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
+from fedjax_sim import InvalidArgument, InvalidType
 from fedjax_sim.command import app
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import load
 from fedjax_sim.experiment import train
-from fedjax_sim.experiment.train import _finish
+from fedjax_sim.experiment.train import _finish, _timeline
 from fedjax_sim.running.checkpoint_format import read_file
 from fedjax_sim.running.history import History
 from tests import pictures
+from tests.refusals import refused
 
 pytestmark = pytest.mark.optimised(False)  # bits that are compared here are those of one program
 
@@ -88,6 +92,71 @@ def test_a_folder_of_others_is_refused(tmp_path, name, told):
     with pytest.raises(FileExistsError, match=told):
         train(experiment, tmp_path, before_rounds=lambda: pytest.fail("it began"))
     assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "mine"
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    return build(load(None, SETTINGS))
+
+
+def replaced(experiment, field):
+    """The experiment with another algorithm, other data or another config than it was built with."""
+    other = {"algorithm": lambda x: x._replace(metrics=()), "data": lambda x: x._replace(name="other")}
+    other |= {"config": lambda x: x.planned(experiment.plan), "built": lambda x: None}
+    return experiment._replace(**{field: other[field](getattr(experiment, field))})
+
+
+@pytest.mark.parametrize("field", ["algorithm", "data", "config", "built"])
+def test_what_does_not_follow_from_the_config_is_refused(experiment, tmp_path, field):
+    """Fault: the kept rounds of the config's algorithm that run in the place of another one, and a folder whose config
+    is not that of its results."""
+    with refused("experiment", rule="algorithm, data and config", hint="fedjax_sim.run"):
+        train(replaced(experiment, field), tmp_path / "run", before_rounds=lambda: pytest.fail("it began"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "argument", "kind"),
+    [
+        ({"experiment": load(None)}, "experiment", InvalidType),
+        ({"directory": None}, "directory", InvalidType),
+        ({"resume": "yes"}, "resume", InvalidType),
+        ({"before_rounds": "now"}, "before_rounds", InvalidType),
+        ({"before_page": 3}, "before_page", InvalidType),
+    ],
+)
+def test_arguments_of_another_kind(experiment, tmp_path, wrong, argument, kind):
+    """Fault: an error of Python, or one that comes after all rounds."""
+    with refused(argument, kind=kind):
+        train(**{"experiment": experiment, "directory": tmp_path} | wrong)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_file_is_no_folder(experiment, tmp_path):
+    """Fault: an error of the system after minutes of compilation."""
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="expected a folder"):
+        train(experiment, tmp_path / "file", before_rounds=lambda: pytest.fail("it began"))
+
+
+def test_a_resume_of_nothing_is_refused(experiment, tmp_path):
+    """Fault: a folder that is made for a run which does not begin."""
+    with pytest.raises(FileNotFoundError, match="expected a checkpoint"):
+        train(experiment, tmp_path / "run", resume=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_with_nan_is_refused(experiment, tmp_path):
+    """Fault: rounds in which nobody sends a finite message."""
+    params = jax.tree.map(lambda x: x * jnp.nan, experiment.params)
+    with pytest.raises(InvalidArgument, match=r"params.*: expected finite numbers"):
+        train(experiment._replace(params=params), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_state_of_a_users_own_has_no_timeline(experiment):
+    """Fault: an error of Python after all rounds, for an algorithm whose state is another than that of its parts."""
+    assert _timeline(experiment, {"mine": 0}) is None
 
 
 def test_the_summary_comes_before_the_page(tmp_path, monkeypatch):

@@ -15,10 +15,10 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_sim import metrics, sampling
+from fedjax_sim import InvalidType, metrics, sampling
 from fedjax_sim.algorithms import fedavg
 from fedjax_sim.population import from_clients
-from fedjax_sim.running import checkpoint, checksums
+from fedjax_sim.running import checkpoint, checksums, loop
 from fedjax_sim.running.log import Log, _same_run, plain
 from fedjax_sim.running.loop import run
 from fedjax_sim.sweeps import sweep
@@ -301,6 +301,7 @@ def test_stateful_client_optimisers_run_on_two_devices(parts, optimizer):
         ({"algorithm": None}, "algorithm: expected an Algorithm"),
         ({"callbacks": print}, "callbacks: expected a list of functions"),
         ({"evaluation": 3}, "evaluation: expected a function .params., got"),
+        ({"directory": 3}, "directory: expected the path of a folder, got 3"),
     ],
 )
 def test_wrong_kinds(parts, wrong, words):
@@ -308,6 +309,30 @@ def test_wrong_kinds(parts, wrong, words):
     given = {"key": KEY, "algorithm": algorithm, "params": params, "population": population, "num_rounds": 1} | wrong
     with pytest.raises(TypeError, match=words):
         run(**given)
+
+
+def test_parts_of_a_users_own_algorithm_are_a_star(parts):
+    """Fault: an error of Python about a dict without a server, which the accountant raises."""
+    algorithm, params, population, _ = parts
+    with refused("algorithm.parts", value="dict", rule="Star", kind=InvalidType):
+        run(KEY, algorithm._replace(parts=algorithm.parts._asdict()), params, population, 1)
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_file_is_no_folder(parts, tmp_path, monkeypatch, place):
+    """Fault: an error of the system after minutes of compilation."""
+    monkeypatch.setattr(loop, "traced_round", lambda *arguments: pytest.fail("it was traced"))
+    (tmp_path / "file").write_text("mine")
+    algorithm, params, population, _ = parts
+    with pytest.raises(NotADirectoryError, match="directory: expected a folder, or a place for one"):
+        run(KEY, algorithm, params, population, 1, directory=tmp_path / place)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_checkpoints_that_vanish_before_they_are_read(tmp_path):
+    """Fault: an `assert` where somebody removes a run's checkpoints while its resume begins."""
+    with pytest.raises(FileNotFoundError, match="expected a checkpoint"):
+        Log(tmp_path).resume({}, {}, False)
 
 
 def test_a_summary_is_of_all_rounds(parts, tmp_path):
