@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,7 +99,8 @@ def show(run: RunFolder) -> None:
     summary = read_json(run / "summary.json", [])
     if not summary:
         done = records[-1]["round"] if records else 0
-        typer.echo(f"{run} has no summary: it was stopped after {done:,} rounds. fedjax-sim run --resume --out {run}")
+        way = f"fedjax-sim run --resume --out {shlex.quote(str(run))}"
+        typer.echo(f"{run} has no summary: it was stopped after {done:,} rounds. {way}")
         if trouble := trouble_with_newest(run / "checkpoints"):
             typer.echo(trouble, err=True)
         return

@@ -49,12 +49,12 @@ def data(
         lines = [*_facts(federated, about), *_label_lines(federated)]
         if out is not None:
             _draw(about, out)
-    except (ConfigError, ImportError, TypeError, ValueError) as error:
+    except (ConfigError, TypeError, ValueError) as error:
         if not is_users_error(error):
             raise
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
-    except OSError as error:
+    except (ImportError, OSError) as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         raise typer.Exit(1) from error
     _show(lines)

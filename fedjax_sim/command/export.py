@@ -39,6 +39,7 @@ def init(
         if os.path.lexists(target):
             raise ConfigError([problem("FILE", "a path where nothing is yet", str(target), "Give another one.")])
         command = "sweep" if "sweep" in read_document(source) else "run"
+        target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(source.read_bytes())
     except ConfigError as error:
         typer.echo(str(error), err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,8 @@ def check_unfinished(folder: Path, rounds: int) -> None:
     # A run that was killed after its last round has no summary yet: a resume writes it.
     done = rounds_done(folder)
     if done > rounds or (done == rounds and _summed_up(folder) == done):
-        hint = f"{folder} has all of its rounds: nothing to resume. Its page: fedjax-sim report {folder}"
+        way = f"fedjax-sim report {shlex.quote(str(folder))}"
+        hint = f"{folder} has all of its rounds: nothing to resume. Its page: {way}"
         raise ConfigError([problem("run.rounds", f"more than the {done} rounds done", rounds, hint)])
 
 

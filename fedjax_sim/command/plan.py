@@ -97,7 +97,9 @@ def plan(
 
 def _changed(settings: list[str], changes: dict[str, Any]) -> list[str]:
     """Returns the settings, `a.b=c`, with some values changed."""
-    others = [setting for setting in settings if setting.partition("=")[0] not in changes]
+    from fedjax_sim.config.read import places_set
+
+    others = [setting for setting in settings if places_set([setting]).isdisjoint(changes)]
     return [*others, *(f"{path}={value}" for path, value in changes.items())]
 
 

@@ -392,7 +392,7 @@ def _mechanism(
 
 
 def _print(answer: Callable[[], tuple[str, dict]], as_json: bool) -> None:
-    """Prints an answer's text, or its fields as JSON; exits with 2 for wrong input."""
+    """Prints an answer's text, or its fields as JSON; exits with 2 for wrong input, with 1 for a missing package."""
 
     try:
         text, fields = answer()
@@ -401,4 +401,7 @@ def _print(answer: Callable[[], tuple[str, dict]], as_json: bool) -> None:
             raise
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
+    except (ImportError, OSError) as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        raise typer.Exit(1) from error
     typer.echo(json.dumps(fields, indent=2) if as_json else text)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedjax_sim.command.options import RunFolder
+from fedjax_sim.command.options import OwnModules, RunFolder
 
 
 def write_page(run: Path, notes: Sequence[str] = ()) -> Path:
@@ -23,6 +23,8 @@ def write_page(run: Path, notes: Sequence[str] = ()) -> Path:
 
     Returns: the path of the page.
 
+    Raises: FileNotFoundError for a folder of a sweep, and for one with a config alone, which may be anybody's.
+
     Guarantees: a run that was killed before its page was written gets one
     (tests/command/test_app.py::test_a_page_can_be_written_again).
     """
@@ -31,6 +33,8 @@ def write_page(run: Path, notes: Sequence[str] = ()) -> Path:
 
     if (words := what_a_sweep_holds(run)) and not (run / "metrics.jsonl").is_file():
         raise FileNotFoundError(f"RUN: expected a run's folder, got {str(run)!r}. {words}")
+    if [name for name in FILES if (run / name).is_file()] == ["config.toml"]:
+        raise FileNotFoundError(f"RUN: expected a run's folder, got {str(run)!r}, which has config.toml alone.")
     with ExitStack() as stack:
         # A lock creates its folder: a folder that holds no run is not touched.
         if any((run / name).is_file() for name in FILES):
@@ -135,14 +139,17 @@ def report(
     timeline: Annotated[
         int | None, typer.Option(metavar="ROUND", help="Instead: who did what, when, in this round of simulated time.")
     ] = None,
+    own_modules: OwnModules = None,
 ):
     """Write a run's report.html again from its files, finished or not."""
     from fedjax_sim.command.folders import rounds_at_end
+    from fedjax_sim.config import registry
     from fedjax_sim.config.document import ConfigError
     from fedjax_sim.running.checkpoint import trouble_with_newest
     from fedjax_sim.running.files import CheckpointError
 
     try:
+        registry.admit(own_modules or [])
         # The page is of the log, which may be whole where a checkpoint is not.
         trouble = trouble_with_newest(run / "checkpoints", rounds_at_end(run))
         page = write_page(run, [trouble] if trouble else []) if timeline is None else write_timeline_page(run, timeline)

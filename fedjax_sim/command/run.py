@@ -72,7 +72,8 @@ def run(
         processes = join(coordinator, num_processes, process_id)
         registry.admit(own_modules or [])
         stated = config, settings or [], without or []
-        folder, tables = processes.from_first(lambda: _read(*stated, out=out, resume=resume))
+        of_folder = {"out": out, "resume": resume, "allow_previous": allow_previous}
+        folder, tables = processes.from_first(lambda: _read(*stated, **of_folder))
         folder = None if folder is None else Path(folder)
         loaded = Config(tables)
         prepare()
@@ -102,19 +103,29 @@ def run(
 
 
 def _read(
-    config: Path | None, settings: list[str], without: list[str], *, out: Path | None, resume: bool
+    config: Path | None,
+    settings: list[str],
+    without: list[str],
+    *,
+    out: Path | None,
+    resume: bool,
+    allow_previous: bool,
 ) -> tuple[str | None, dict[str, Any]]:
     """Reads and checks config and folder, on process 0; returns (folder, tables) as JSON.
 
     Args:
       config: None: the default run, or with `resume` the config in the run's folder.
-      settings, without, resume: as the command line states them.
+      settings, without, resume, allow_previous: as the command line states them.
       out: None: the folder is named later, or with `resume` it is the newest in runs/.
 
     Returns: the folder is None if the command line leaves its choice open.
     """
-    from fedjax_sim.config.document import load
+    from fedjax_sim.config.document import ConfigError, load
+    from fedjax_sim.config.value_kinds import Words, problem
 
+    if allow_previous and not resume:
+        hint = "A new run has no earlier checkpoint."
+        raise ConfigError([problem("--allow-previous", "--resume beside it", Words("none"), hint)])
     if resume:
         folder = folder_to_resume(out, config is not None)
         if config is None:
@@ -308,9 +319,14 @@ def launch(
     arguments: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="E.g. run --set run.rounds=50.")],
     processes: Annotated[int, typer.Option("--processes", "-n", min=1, max=1024, help="How many to start.")],
 ) -> None:
-    """Run a command in several processes on this machine, e.g. `fedjax-sim launch -n 2 -- run`."""
+    """Train in several processes on this machine, e.g. `fedjax-sim launch -n 2 -- run`."""
+    from fedjax_sim.config.value_kinds import problem
     from fedjax_sim.running.launch import launch_processes as start
 
+    if arguments[0] != "run":
+        hint = "Every other command does all of its work in each process: call it without launch."
+        typer.echo(problem("COMMAND", "run, whose processes share the work", arguments[0], hint), err=True)
+        raise typer.Exit(2)
     raise typer.Exit(start(arguments, processes))
 
 

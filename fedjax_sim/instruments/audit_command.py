@@ -15,6 +15,7 @@ from fedjax_sim.algorithms import federated
 from fedjax_sim.instruments.audit import audit_algorithm, one_run_release, sends_its_data
 from fedjax_sim.instruments.audit_figure import audit_figure
 from fedjax_sim.privacy.one_run import audit_one_run
+from fedjax_sim.report.axes import style
 from fedjax_sim.text.bounds import shown_down
 from fedjax_sim.transform.gaussian import gaussian_mechanism
 from fedjax_sim.types import Algorithm
@@ -74,7 +75,12 @@ def audit_command(options: Mapping[str, Any], algorithm: Algorithm | None = None
 
 
 def _check_figure(path: Path) -> None:
-    """Refuses a figure of an unknown kind, or in a place that cannot be written, before the audit takes its time."""
+    """Refuses a figure of an unknown kind, or in a place that cannot be written, before the audit takes its time.
+
+    Raises: ImportError without matplotlib.
+    """
+    with style():
+        pass  # it needs what the figure will need
     if path.suffix not in FIGURES:
         validate.fail("figure", "a file that ends in " + ", ".join(FIGURES), str(path))
     try:

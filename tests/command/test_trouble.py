@@ -1,14 +1,18 @@
 """What went wrong is said in words of the surface in use, and each refusal names a way that works."""
 
+import importlib
 import os
 import re
 import shlex
 import shutil
+import sys
 
 import pytest
 from typer.testing import CliRunner
 
 from fedjax_sim.command.app import app
+from fedjax_sim.command.folders import check_unfinished
+from fedjax_sim.config.value_kinds import ConfigError
 from fedjax_sim.running import checkpoint, files
 
 SMALL = ["data.name=mean_estimation", "data.num_clients=30", "model.name=linear", "sampler.cohort_size=5"]
@@ -62,6 +66,59 @@ def test_a_damaged_newest_checkpoint_is_told(ended, tmp_path, what):
     assert done.exit_code == 0 and "after round 3" in done.output
     for command in (["show", ended], ["report", ended]):
         assert not call(*command).stderr
+
+
+WITHOUT_EFFECT = {
+    "no resume": (["run", "--allow-previous"], "--allow-previous: expected --resume beside it, got none."),
+    "no run": (
+        ["launch", "-n", "2", "--", "sweep"],
+        "COMMAND: expected run, whose processes share the work, got 'sweep'.",
+    ),
+    "no module": (
+        ["report", ".", "--with", "no_module"],
+        "--with: expected a module with source code, got 'no_module'",
+    ),
+}
+
+
+@pytest.mark.parametrize("words", WITHOUT_EFFECT)
+def test_what_would_have_no_effect_is_refused(tmp_path, monkeypatch, words):
+    """Faults: an option that is ignored without a word; two sweeps in the place of one that two processes share."""
+    monkeypatch.chdir(tmp_path)
+    command, told = WITHOUT_EFFECT[words]
+    refused = call(*command, *(STATED if command[0] == "run" else []))
+    assert refused.exit_code == 2 and told in refused.output, refused.output
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_figure_needs_its_package(tmp_path, monkeypatch):
+    """Faults: a traceback where matplotlib is missing, and for an audit only after its million releases."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    module = importlib.import_module("fedjax_sim.instruments.audit_command")  # the package has a function of this name
+    monkeypatch.setattr(module, "audit_algorithm", lambda *arguments, **options: pytest.fail("it began"))
+    for command in (["data", "--set", "data.num_clients=20", "--out"], ["audit", "--figure"]):
+        done = call(*command, tmp_path / "figure.png")
+        assert done.exit_code == 1 and "ImportError: figures need matplotlib: pip install" in done.output, done.output
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_config_alone_is_no_run(tmp_path):
+    """Fault: a page of nothing, over a report.html of the user's."""
+    (tmp_path / "config.toml").write_text("seed = 1")
+    (tmp_path / "report.html").write_text("mine")
+    refused = call("report", tmp_path)
+    assert refused.exit_code == 2 and "which has config.toml alone" in refused.output
+    assert (tmp_path / "report.html").read_text() == "mine" and not (tmp_path / ".lock").exists()
+
+
+def test_a_way_can_be_pasted(ended, tmp_path):
+    """Fault: a command for a folder with a space in its name, which is no command."""
+    folder = shutil.copytree(ended, tmp_path / "my run")
+    with pytest.raises(ConfigError, match=re.escape(f"fedjax-sim report {shlex.quote(str(folder))}")):
+        check_unfinished(folder, 4)
+    (folder / "summary.json").unlink()
+    shown = call("show", folder)
+    assert shown.exit_code == 0 and f"--resume --out {shlex.quote(str(folder))}" in shown.output
 
 
 def _nothing():

@@ -92,10 +92,12 @@ def test_forecast_leaves_the_arguments_usable():
 @pytest.mark.optimised(False)
 @pytest.mark.parametrize("chosen", ["auto", pytest.param("trial", marks=pytest.mark.full)])
 def test_plan_command(monkeypatch, chosen):
-    """As a user: clients at once, memory, cohort, time; a wrong config is refused as by run."""
+    """As a user: clients at once, memory, cohort, time; a wrong config is refused as by run.
+
+    Catches a cohort that is set a second time beside a setting with spaces, and then said to be refused."""
     monkeypatch.setattr(planning, "LANES", (1, 4))
     monkeypatch.setattr(planning, "TRIAL_SECONDS", 0.01)
-    small = ["data.name=mean_estimation", "data.num_clients=400", "model.name=linear", "sampler.cohort_size=20"]
+    small = ["data.name=mean_estimation", "data.num_clients=400", "model.name=linear", "sampler.cohort_size = 20"]
     options = [x for s in small for x in ("--set", s)]
     done = CliRunner().invoke(app, ["plan", *options, "--set", f"run.plan={chosen}"])
     assert done.exit_code == 0, done.output
