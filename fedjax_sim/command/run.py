@@ -72,8 +72,9 @@ def run(
         processes = join(coordinator, num_processes, process_id)
         registry.admit(own_modules or [])
         stated = config, settings or [], without or []
-        of_folder = {"out": out, "resume": resume, "allow_previous": allow_previous}
-        folder, tables = processes.from_first(lambda: _read(*stated, **of_folder))
+        folder, tables = processes.from_first(
+            lambda: _read(*stated, out=out, resume=resume, allow_previous=allow_previous)
+        )
         folder = None if folder is None else Path(folder)
         loaded = Config(tables)
         prepare()

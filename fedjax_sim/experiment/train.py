@@ -156,6 +156,9 @@ def _check_experiment(experiment: Experiment) -> None:
     A run's folder keeps the config. Compiled rounds are kept under the config's digest, so another algorithm would run
     the rounds of the config's.
 
+    Args:
+      experiment: what the caller of `train` gave, which may be of another type.
+
     Guarantees: another algorithm, other data and another config are refused
     (tests/experiment/test_train.py::test_what_does_not_follow_from_the_config_is_refused).
     """

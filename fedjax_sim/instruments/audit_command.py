@@ -77,6 +77,9 @@ def audit_command(options: Mapping[str, Any], algorithm: Algorithm | None = None
 def _check_figure(path: Path) -> None:
     """Refuses a figure of an unknown kind, or in a place that cannot be written, before the audit takes its time.
 
+    Args:
+      path: of the figure.
+
     Raises: ImportError without matplotlib.
     """
     with style():

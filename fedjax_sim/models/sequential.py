@@ -89,7 +89,12 @@ def branches(name: str, parts: Mapping[str, Sequence[Layer]], join: Callable) ->
 
 
 def _checked_layers(where: str, layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Returns the layers as a tuple; refuses one that computes nothing, and two with a name or parameters in common."""
+    """Returns the layers as a tuple; refuses one that computes nothing, and two with a name or parameters in common.
+
+    Args:
+      where: the argument's name, for the error.
+      layers: as the user gave them.
+    """
     layers = tuple(layers)
     for i, layer in enumerate(layers):
         if not isinstance(layer, Layer):

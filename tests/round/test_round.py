@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fedjax_sim import InvalidType, aggregation, algorithms, population, run, sampling, transform
-from fedjax_sim.round.round import close, collect, initial_state, invite, observe
+from fedjax_sim.round.round import close, collect, invite, observe
 from fedjax_sim.types import Work
 from tests.laws import problems as p
 from tests.refusals import refused
@@ -84,13 +84,15 @@ def test_samplers_are_told_and_observe(wrap):
 
 def test_losses_that_were_not_kept():
     """Fault: an `assert` for an algorithm of a user's own, which collects with one star and closes with another."""
-    seeking = star(loss_seeking(p.NUM_CLIENTS, 4, [])).parts
-    state, people = initial_state(seeking, jnp.array(p.START), p.ragged()), p.ragged()
-    cohort, _ = invite(seeking, KEY, state)
-    blind = seeking._replace(sampler=seeking.sampler._replace(observe=None))
-    gathered = collect(blind, KEY, cohort, state, people)
+    made = star(loss_seeking(p.NUM_CLIENTS, 4, []), aggregator=aggregation.mean(weighting="uniform"))
+    blind = made.parts._replace(sampler=made.parts.sampler._replace(observe=None))
+
+    def step(state):
+        cohort, _ = invite(made.parts, KEY, state)
+        return close(made.parts, KEY, cohort, collect(blind, KEY, cohort, state, p.ragged()), state)
+
     with refused("gathered.losses", value=None, hint="the star that closes"):
-        close(seeking, KEY, cohort, gathered, state)
+        jax.eval_shape(step, started(made))
 
 
 @pytest.mark.full
