@@ -1,4 +1,4 @@
-"""Holds what all figures share: colours, style, panels, legend, logarithmic axes, and the conversion to SVG.
+"""Holds what all figures share: colours, style, legend, logarithmic axes, and the conversion to SVG.
 
 Host code; matplotlib is imported when a figure is drawn. The colours are Okabe and Ito's, which colour-blind readers
 can tell apart. In grey, line styles, markers and lightness tell curves apart.
@@ -80,32 +80,21 @@ def style() -> Iterator[None]:
         yield
 
 
-def panels(count: int, height: float, **grid: Any) -> tuple[Any, Any]:
-    """Makes (figure, axes) with `count` panels side by side, without touching the state of pyplot.
-
-    Args:
-      count: the number of panels.
-      height: of the figure, in inches.
-      grid: options of matplotlib's GridSpec, such as `width_ratios`; and `sharey`.
-    """
-    from matplotlib.figure import Figure
-
-    sharey = grid.pop("sharey", False)
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    return figure, figure.subplots(1, count, sharey=sharey, gridspec_kw=grid)
-
-
 def legend(figure: Any, panels: Iterable[Any]) -> None:
-    """Puts a legend above the panels; a label that several panels share appears once."""
+    """Puts a legend above the panels, in place of their own; a label that several panels share appears once."""
     handles = {}
     for axes in panels:
-        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+        named = list(zip(*axes.get_legend_handles_labels(), strict=True))
+        if (own := axes.get_legend()) is not None:
+            own.remove()
+            named[:0] = zip(own.legend_handles, [text.get_text() for text in own.get_texts()], strict=True)
+        for handle, name in named:
             handles.setdefault(name, handle)
     if handles:
         figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=6, columnspacing=1.6)
 
 
-def logarithmic(axes: Any, which: str = "xy") -> None:
+def logarithmic(axes: Any, which: str = "xy", linear_below: float | None = None) -> None:
     """Makes axes logarithmic, with ticks as plain text: 0.01, 1, 1,000, 10\N{SUPERSCRIPT SEVEN}.
 
     It is called last: which ticks are named depends on the range, so on the data, limits and margins of the axes.
@@ -113,19 +102,23 @@ def logarithmic(axes: Any, which: str = "xy") -> None:
     Args:
       axes: a matplotlib Axes.
       which: "x", "y" or "xy".
+      linear_below: the axes are linear below this number, so that zero has a place; None for numbers above zero.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     raised = str.maketrans("-0123456789", "\N{SUPERSCRIPT MINUS}⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-    def text(tick: float, _: int) -> str:
-        power = round(math.log10(tick))
-        return f"{tick:,g}" if -3 <= power < 5 else f"10{str(power).translate(raised)}"
+    def text(value: float, _: int) -> str:
+        power = round(math.log10(abs(value))) if value else 0
+        sign = "-" if value < 0 else ""
+        return f"{value:,g}" if -3 <= power < 5 else f"{sign}10{str(power).translate(raised)}"
 
+    scale = {"value": "log"} if linear_below is None else {"value": "symlog", "linthresh": linear_below}
     for name in which:
-        (axes.set_xscale if name == "x" else axes.set_yscale)("log")
+        (axes.set_xscale if name == "x" else axes.set_yscale)(**scale)
         axis = axes.xaxis if name == "x" else axes.yaxis
-        axis.set_major_locator(LogLocator(10.0, numticks=8))
+        if linear_below is None:
+            axis.set_major_locator(LogLocator(10.0, numticks=8))
         axis.set_major_formatter(FuncFormatter(text))
         low, high = axis.get_view_interval()
         # An axis of about a decade has too few powers of ten: twos and fives are named as well.

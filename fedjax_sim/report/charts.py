@@ -8,7 +8,7 @@ among the series, so all figures look alike. A column that the rows lack is adde
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -38,27 +38,30 @@ LOOKS = (
     Look("#B08900", "*", (0, (2, 2))),
 )
 MARKER_STYLE = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.6, "zorder": 3}
+OPEN = {"markerfacecolor": "white", "markeredgewidth": 1.3}
 LEGEND_FONT_SIZE = 7.5  # points of a legend's letters
 MOST_MARKERS = 60  # a series of more points is a line with a band
+APART = 5.0  # points between series that stand beside each other
 LEAST_GAP = 1 / 15  # of a logarithmic axis: with ticks closer than this its values have no ticks of their own
 MOST_LETTERS = 6  # of a tick; a longer number was measured or computed, and a logarithmic axis has its usual ticks
-MOST_NUMBERS = 120  # cells up to which each has its number
+MOST_NUMBERED = 16  # columns of a map up to which each cell has its number
 
 
-def panels(rows: int, columns: int, height: float = 3.1) -> tuple[Any, list[Any]]:
+def panels(rows: int, columns: int, height: float = 3.1, **grid: Any) -> tuple[Any, list[Any]]:
     """Makes a figure as wide as a page, with a grid of panels.
 
     Args:
       rows: panels from top to bottom.
       columns: panels from left to right.
       height: of a panel, in inches.
+      **grid: options of matplotlib's `subplots`, such as `width_ratios` and `sharey`.
 
     Returns: (figure, panels): the matplotlib Figure, and its rows x columns axes in row-major order.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **grid).flat)
 
 
 def lines(
@@ -75,6 +78,10 @@ def lines(
     ylabel: str | None = None,
     log: str = "",
     line: str = "theory",
+    series: Sequence[Any] = (),
+    band: bool = False,
+    apart: bool = False,
+    cross: str | None = None,
 ) -> None:
     """Draws measured numbers as points with their intervals, and lines of theory through them or beside them.
 
@@ -91,19 +98,37 @@ def lines(
       xlabel, ylabel: the axes' labels; by default the columns' names.
       log: the logarithmic axes: "", "x", "y" or "xy". An x of zero has a place on them too.
       line: what the lines are, in the legend.
+      series: values of `by` in the order of their looks, whether or not rows have them; others follow.
+      band: says whether intervals are a band around a line without markers, as those of many points always are.
+      apart: says whether series stand a little beside each other, so that intervals do not hide each other.
+      cross: what crosses are, in the legend; None leaves them out of it.
 
-    Raises: ValueError for more series than there are looks.
+    Raises: ValueError for more series, or levels, than there are looks.
 
     Guarantees: the looks of series follow their order, points are the rows' numbers (tests/report/test_charts.py).
     """
-    series = _series([*rows, *(theory or ())], by)
+    names = _series([*rows, *(theory or ())], by, series)
     shown = []
-    for look, name in zip(LOOKS, series, strict=False):
+    for i, (look, name) in enumerate(zip(LOOKS, names, strict=False)):
         points = sorted(_of(rows, by, name), key=lambda row: _number(row[x]))
         curve = sorted(_of(theory or (), by, name), key=lambda row: _number(row[x]))
-        is_line = theory is None or _draw_curve(panel, curve, look, x, log)
-        is_points = _draw_points(panel, points, look, x=x, y=y, text=text, log=log, joined=theory is None)
-        shown.append((_label(name, by, is_points, line), look, is_points, is_line))
+        is_line = _draw_curve(panel, curve, look, x, log)
+        label = _label(name, by, bool(points), line)
+        is_joined = theory is None
+        if band or len(points) > MOST_MARKERS:
+            look, is_joined = look._replace(marker=""), True
+        drawn = _draw_points(panel, points, look, label if by else None, x=x, y=y, log=log, joined=is_joined)
+        missing = [_number(row[x]) for row in points if not math.isfinite(_number(row[y]))]
+        if missing:
+            # A number that was not reached has no height: its cross stands at the bottom, a later series' one higher.
+            bottom = {"transform": panel.get_xaxis_transform(), "clip_on": False}
+            drawn += panel.plot(missing, [0.03 * (i + 1)] * len(missing), "x", color=look.color, label=cross, **bottom)
+        for row in points if text else ():
+            place = _number(row[x]), _number(row[y])
+            panel.annotate(str(row[text]), place, xytext=(5, 4), textcoords="offset points", fontsize=LEGEND_FONT_SIZE)
+        if apart:
+            _shift(panel, drawn, APART * (i - (len(names) - 1) / 2))
+        shown.append((label, look, bool(drawn), is_line or (is_joined and bool(drawn))))
     _draw_levels(panel, levels, "h")
     panel.set(xlabel=xlabel or _words(x), ylabel=ylabel or _words(y))
     _scale(panel, [_number(row[x]) for row in rows], log)
@@ -123,13 +148,15 @@ def dots(
     label: str | None = None,
     log: bool = False,
     line: str = "theory",
+    filled: str | None = None,
+    cross: str | None = None,
 ) -> None:
     """Draws a line of text for each name with a dot on its interval, and a tick where theory expects it.
 
     Args:
       panel: the matplotlib axes to draw on.
       rows: a dot each, in order from above. "low" and "high" are the ends of an interval, "predicted" is the tick, and
-        any of the three may be missing.
+        any of the three may be missing. A row whose value is missing or not finite is a cross at the left.
       names: the column of the names at the left.
       value: the column of the dots' places.
       by: the column whose values are the series, which lie close together under one name; None draws one.
@@ -137,6 +164,8 @@ def dots(
       label: the horizontal axis' label; by default the column's name.
       log: says whether the horizontal axis is logarithmic.
       line: what the ticks are, in the legend.
+      filled: a column of truth values: dots where it is false are open; None fills all.
+      cross: what crosses are, in the legend; None leaves them out of it.
 
     Guarantees: each dot stands in the line of its name (tests/report/test_charts.py::test_dots).
     """
@@ -151,7 +180,13 @@ def dots(
             low, middle, high, predicted = (_number(row.get(key)) for key in ("low", value, "high", "predicted"))
             if low < high:
                 panel.hlines(height, low, high, color=look.color, linewidth=1.4)
-            panel.plot(middle, height, look.marker, color=look.color, **MARKER_STYLE)
+            if math.isfinite(middle):
+                is_open = filled is not None and not row[filled]
+                form = MARKER_STYLE | (OPEN | {"markeredgecolor": look.color} if is_open else {})
+                panel.plot(middle, height, look.marker, color=look.color, **form)
+            else:
+                left = {"transform": panel.get_yaxis_transform(), "clip_on": False}
+                panel.plot(0.02, height, "x", color=look.color, label=cross, **left)
             if math.isfinite(predicted):
                 panel.plot(predicted, height, "|", color=INK, markersize=11, markeredgewidth=1.6, zorder=4)
         shown.append((_label(name, by, True, ""), look, True, False))
@@ -174,7 +209,7 @@ def heat_map(
     *,
     marked: str | None = None,
     less_is_darker: bool = False,
-    shown: str = "{:.3g}",
+    shown: Callable[[float], str] = "{:.3g}".format,
     xlabel: str | None = None,
     ylabel: str | None = None,
 ) -> None:
@@ -187,7 +222,7 @@ def heat_map(
       value: the column of the numbers.
       marked: a column of truth values: cells where it is true have a frame; None frames none.
       less_is_darker: says whether smaller numbers are darker.
-      shown: how a number is written, as `str.format` takes it.
+      shown: number -> its text.
       xlabel, ylabel: the axes' labels; by default the columns' names.
 
     Guarantees: each cell has the number of its own pair (tests/report/test_charts.py::test_heat_map).
@@ -202,9 +237,9 @@ def heat_map(
     low, high = mesh.get_clim() if drawn.count() else (0.0, 1.0)
     for place in np.ndindex(table.shape):
         is_known = math.isfinite(table[place])
-        if table.size <= MOST_NUMBERS or not is_known:
+        if len(across) <= MOST_NUMBERED or not is_known:
             is_dark = is_known and drawn[place] > low + 0.6 * (high - low)
-            words = shown.format(table[place]) if is_known else "\N{MULTIPLICATION SIGN}"
+            words = shown(table[place]) if is_known else "\N{MULTIPLICATION SIGN}"
             colour = "white" if is_dark else INK
             panel.text(*place[::-1], words, ha="center", va="center", fontsize=8, color=colour)
     for row in rows:
@@ -280,6 +315,7 @@ def timeline(
     *,
     by: str,
     events: Sequence[Row] = (),
+    series: Sequence[Any] = (),
     xlabel: str | None = None,
     ylabel: str | None = None,
 ) -> None:
@@ -291,33 +327,36 @@ def timeline(
       names: the column of the names at the left, which stand in the order of the rows, from above.
       by: the column of what a bar or an event is: the series.
       events: rows with `names`, `by` and "at": a marker each.
+      series: values of `by` in the order of their looks, whether or not rows have them; others follow.
       xlabel, ylabel: the axes' labels; by default "time" and the column's name.
 
     Guarantees: bars begin and end where the rows say (tests/report/test_charts.py::test_timeline).
     """
     places = {name: i for i, name in enumerate(dict.fromkeys(row[names] for row in (*rows, *events)))}
-    looks = dict(zip(_series([*rows, *events], by), LOOKS, strict=False))
+    looks = dict(zip(_series([*rows, *events], by, series), LOOKS, strict=False))
+    handles: list[Any] = []
     for name, look in looks.items():
-        bars, marks = _of(rows, by, name), _of(events, by, name)
-        if bars:
-            begins = np.array([_number(row["begin"]) for row in bars])
-            widths = np.array([_number(row["end"]) for row in bars]) - begins
-            heights = [places[row[names]] for row in bars]
-            panel.barh(heights, widths, left=begins, height=0.72, color=look.color, label=_short(name))
+        own, marks = _of(rows, by, name), _of(events, by, name)
+        if own:
+            begins = np.array([_number(row["begin"]) for row in own])
+            widths = np.array([_number(row["end"]) for row in own]) - begins
+            heights = [places[row[names]] for row in own]
+            handles.append(panel.barh(heights, widths, left=begins, height=0.72, color=look.color, label=_short(name)))
         if marks:
             at = [_number(row["at"]) for row in marks]
             heights = [places[row[names]] for row in marks]
-            panel.plot(at, heights, look.marker, color=look.color, label=_short(name), clip_on=False, **MARKER_STYLE)
+            form = {"color": look.color, "label": _short(name), "clip_on": False}
+            handles += panel.plot(at, heights, look.marker, **form, **MARKER_STYLE)
     panel.set_yticks(range(len(places)), [_short(name) for name in places], fontsize=6.5)
     panel.set(xlabel=xlabel or "time", ylabel=ylabel or _words(names), ylim=(len(places) - 0.3, -0.7))
     panel.set_xlim(left=0)
     panel.grid(False, axis="y")
-    panel.legend(fontsize=LEGEND_FONT_SIZE)
+    panel.legend(handles=handles, fontsize=LEGEND_FONT_SIZE)
 
 
-def _series(rows: Sequence[Row], by: str | None) -> list[Any]:
-    """Returns the names of the series in order of appearance; [None] without a column."""
-    names = list(dict.fromkeys(row[by] for row in rows)) if by else [None]
+def _series(rows: Sequence[Row], by: str | None, first: Sequence[Any] = ()) -> list[Any]:
+    """Returns the names of the series: the first ones, then others in order of appearance; [None] without a column."""
+    names = list(dict.fromkeys([*first, *(row[by] for row in rows)])) if by else [None]
     if len(names) > len(LOOKS):
         validate.fail("by", f"a column of at most {len(LOOKS)} values", f"{len(names)} of {by}", "Draw parts.")
     return names
@@ -339,51 +378,55 @@ def _draw_curve(panel: Any, rows: Sequence[Row], look: Look, x: str, log: str) -
 
 
 def _draw_points(
-    panel: Any, rows: Sequence[Row], look: Look, *, x: str, y: str, text: str | None, log: str, joined: bool
-) -> bool:
+    panel: Any, rows: Sequence[Row], look: Look, label: str | None, *, x: str, y: str, log: str, joined: bool
+) -> list[Any]:
     """Draws the measured numbers of a series with their intervals.
 
     Args:
       panel: the matplotlib axes to draw on.
       rows: in the order of x; "low" and "high" are the ends of intervals.
-      look: of the series.
+      look: of the series; without a marker, intervals are a band.
+      label: the series' name; None for a series without one.
       x, y: the columns of the two places.
-      text: a column that is written beside each point; None writes nothing.
       log: the logarithmic axes.
-      joined: says whether points are joined by a line; many points are a line with a band, without markers.
+      joined: says whether points are joined by a line.
 
-    Returns: whether there are points.
+    Returns: what was drawn, as matplotlib's artists.
     """
     places, heights = _places(rows, x, False), _places(rows, y, "y" in log)
-    missing = [not math.isfinite(_number(row[y])) for row in rows]
-    if any(missing):
-        # A number that was not reached has no height: its cross stands at the bottom.
-        bottom = panel.get_xaxis_transform()
-        panel.plot(places[missing], [0.03] * sum(missing), "x", color=look.color, transform=bottom, clip_on=False)
     if not np.isfinite(heights).any():
-        return any(missing)
+        return []
+    form = {"color": look.color, "marker": look.marker, "linestyle": look.linestyle if joined else "none"}
+    drawn = panel.plot(places, heights, linewidth=1.2, label=label, **form, **MARKER_STYLE)
     low, high = (np.array([_number(row.get(name)) for row in rows]) for name in ("low", "high"))
-    # Lower ends stay above zero on a logarithmic axis, and a number without interval has one of no width.
+    # Lower ends stay above zero on a logarithmic axis.
     low = np.maximum(low, 1e-3 * heights) if "y" in log else low
-    errors = np.nan_to_num(np.stack([heights - low, high - heights]).clip(0))
-    if len(rows) > MOST_MARKERS:
-        panel.fill_between(places, heights - errors[0], heights + errors[1], color=look.color, alpha=0.15, linewidth=0)
-        panel.plot(places, heights, color=look.color, linestyle=look.linestyle, linewidth=1.2)
-    else:
-        form = {"color": look.color, "marker": look.marker, "linestyle": look.linestyle if joined else "none"}
-        panel.errorbar(places, heights, errors, capsize=2, elinewidth=1, linewidth=1.2, **form, **MARKER_STYLE)
-    for row, place, height in zip(rows, places, heights, strict=True):
-        if text:
-            panel.annotate(
-                str(row[text]), (place, height), xytext=(5, 4), textcoords="offset points", fontsize=LEGEND_FONT_SIZE
-            )
-    return True
+    errors = np.stack([heights - low, high - heights]).clip(0)
+    if look.marker and np.isfinite(errors).any():
+        bars = panel.errorbar(places, heights, errors, fmt="none", ecolor=look.color, capsize=2, elinewidth=1)
+        drawn += bars.get_children()
+    elif np.isfinite(errors).any():
+        drawn.append(panel.fill_between(places, heights - errors[0], heights + errors[1], color=look.color, alpha=0.15,
+                                        linewidth=0))  # fmt: skip
+    return drawn
+
+
+def _shift(panel: Any, drawn: Sequence[Any], points: float) -> None:
+    """Moves artists to the right by a number of points."""
+    from matplotlib.transforms import ScaledTranslation
+
+    right = ScaledTranslation(points / 72, 0, panel.figure.dpi_scale_trans)
+    for artist in drawn:
+        artist.set_transform(artist.get_transform() + right)
 
 
 def _draw_levels(panel: Any, levels: Mapping[str, float] | None, way: str) -> None:
     """Draws a grey line across the panel for each level, "h" horizontal or "v" vertical."""
+    levels = levels or {}
+    if len(levels) > len(LOOKS):
+        validate.fail("levels", f"at most {len(LOOKS)}", len(levels), "Draw parts.")
     draw = panel.axhline if way == "h" else panel.axvline
-    for (name, place), look in zip((levels or {}).items(), LOOKS, strict=False):
+    for (name, place), look in zip(levels.items(), LOOKS, strict=False):
         draw(place, color=INK, linewidth=0.9, linestyle=look.linestyle, label=name, zorder=1)
 
 
@@ -396,15 +439,15 @@ def _scale(panel: Any, places: Sequence[float], log: str) -> None:
       log: the logarithmic axes.
     """
     values = sorted({place for place in places if math.isfinite(place)})
-    if log:
-        logarithmic(panel, log)
-    if "x" not in log or not values:
-        if values and all(place.is_integer() for place in values):
+    if "y" in log:
+        logarithmic(panel, "y")
+    if "x" not in log:
+        if values and all(value.is_integer() for value in values):
             panel.xaxis.get_major_locator().set_params(integer=True)
         return
-    positive = [place for place in values if place > 0]
-    if len(positive) < len(values) and positive:
-        panel.set_xscale("symlog", linthresh=positive[0])  # linear below the smallest value
+    positive = [value for value in values if value > 0]
+    has_zero = len(positive) < len(values)
+    logarithmic(panel, "x", linear_below=positive[0] if has_zero and positive else None)
     gaps = np.diff(np.log(positive)) / max(math.log(positive[-1] / positive[0]), 1e-9) if positive else np.ones(0)
     names = [_short(place) for place in values]
     if positive and gaps.min(initial=1) >= LEAST_GAP and max(map(len, names)) <= MOST_LETTERS:
@@ -422,15 +465,17 @@ def _legend(panel: Any, shown: Sequence[tuple[str, Look, bool, bool]], title: st
     """
     from matplotlib.lines import Line2D
 
-    handles = [
-        Line2D([], [], color=look.color, marker=look.marker if is_points else "",
-               linestyle=look.linestyle if is_line else "none", linewidth=1.2, label=name,
-               **(MARKER_STYLE if look.marker != "|" else {"markersize": 9, "markeredgewidth": 1.6}))
+    by_name = {
+        name: Line2D([], [], color=look.color, marker=look.marker if is_points else "",
+                     linestyle=look.linestyle if is_line else "none", linewidth=1.2, label=name,
+                     **(MARKER_STYLE if look.marker != "|" else {"markersize": 9, "markeredgewidth": 1.6}))
         for name, look, is_points, is_line in shown
         if is_points or is_line
-    ]  # fmt: skip
-    handles += panel.get_legend_handles_labels()[0]
-    if handles:
+    }  # fmt: skip
+    for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
+        by_name.setdefault(name, handle)
+    if by_name:
+        handles = list(by_name.values())
         panel.legend(
             handles=handles, fontsize=LEGEND_FONT_SIZE, title=title, title_fontsize=LEGEND_FONT_SIZE, alignment="left"
         )

@@ -114,7 +114,7 @@ def learning(records: Sequence[Mapping], timing: Sequence[Mapping], summary: Map
         f"training objective at the server&rsquo;s model, {escape(_measured_on(records))}. Held-out: test rows, client "
         "by client; no client trains on them. Test: the central test set. Owners: the model that each client would "
         "use, its own one if it has one, on rows that it keeps from training. Round 0 is before training. Curves break "
-        "where a number is not finite.</p>"
+        "where a number is not finite, which is a cross at the bottom.</p>"
     )
 
 

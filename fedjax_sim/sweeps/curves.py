@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.report import plots
+from fedjax_sim.report import charts, plots
 from fedjax_sim.report.numbers import in_percent, recorded_number, scaled_seconds
-from fedjax_sim.sweeps.figure import LOOKS
 from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.sweeps.table import shown_value
 
 MOST_ROUNDS = 60  # evaluated rounds that a curve shows
 
 
+@plots.style()
 def curves_figure(found: Sweep, metric: str, *, confidence: float = 0.95) -> Any:
     """Draws a curve for each combination: the mean over seeds, in a band of its Student-t interval.
 
@@ -35,37 +35,37 @@ def curves_figure(found: Sweep, metric: str, *, confidence: float = 0.95) -> Any
     rounds = sorted({row["round"] for row in found.rows})
     rounds = [rounds[i] for i in np.unique(np.linspace(0, len(rounds) - 1, MOST_ROUNDS).round().astype(int))]
     cells_of_round = [found.summary(metric, round=round, confidence=confidence) for round in rounds]
-    if len(cells_of_round[0]) > len(LOOKS):
+    if len(cells_of_round[0]) > len(charts.LOOKS):
         hint = "Compare fewer runs, or see the table."
-        validate.fail("found", f"at most {len(LOOKS)} combinations to draw", len(cells_of_round[0]), hint)
+        validate.fail("found", f"at most {len(charts.LOOKS)} combinations to draw", len(cells_of_round[0]), hint)
     axes = _axes(found)
     factor, metric_name = in_percent(metric)
-    with plots.style():
-        figure, panels = plots.panels(len(axes), 3.2, sharey=True)
-        panels = np.atleast_1d(panels)
-        for look, cells in zip(LOOKS, zip(*cells_of_round, strict=True), strict=False):
-            values = tuple(cells[0][name] for name in found.names)
-            mean, low, high = (factor * np.array([cell[name] for cell in cells]) for name in ("mean", "low", "high"))
-            for panel, (words, place) in zip(panels, axes, strict=True):
-                x = np.array([place(values, round) for round in rounds])
-                line = {key: look[key] for key in ("color", "linestyle")}
-                panel.plot(x, mean, label=label_of(found.names, values), **line)
-                panel.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
-                panel.set_xlabel(words)
-        # Intervals of two or three seeds are wide. The panels show what was measured, and bands may leave them.
-        measured = factor * np.array([recorded_number(row[metric]) for row in found.rows])
-        finite = measured[np.isfinite(measured)] if np.isfinite(measured).any() else np.zeros(1)
-        low, high = finite.min(), finite.max()
-        margin = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
-        panels[0].set(ylabel=metric_name, ylim=(low - margin, high + margin))
-        plots.legend(figure, panels)
+    figure, panels = charts.panels(1, len(axes), height=3.2, sharey=True)
+    for panel, (words, place) in zip(panels, axes, strict=True):
+        rows = [
+            {"combination": label_of(found.names, values), "place": place(values, round)}
+            | {name: factor * cell[name] for name in ("mean", "low", "high")}
+            for round, cells in zip(rounds, cells_of_round, strict=True)
+            for cell in cells
+            for values in [tuple(cell[name] for name in found.names)]
+        ]
+        charts.lines(panel, rows, "place", "mean", by="combination", band=True, cross="diverged", xlabel=words,
+                     ylabel=metric_name)  # fmt: skip
+        panel.label_outer()
+    # Intervals of two or three seeds are wide. The panels show what was measured, and bands may leave them.
+    measured = factor * np.array([recorded_number(row[metric]) for row in found.rows])
+    finite = measured[np.isfinite(measured)] if np.isfinite(measured).any() else np.zeros(1)
+    low, high = finite.min(), finite.max()
+    margin = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
+    panels[0].set_ylim(low - margin, high + margin)
+    plots.legend(figure, panels)
     return figure
 
 
 def label_of(names: tuple[str, ...], values: tuple) -> str:
     """Returns a combination as a label: its values, with the last word of each option that is no name of a part.
 
-    Options that a combination has not are left out.
+    Options that a combination has not are left out. Of two options with the same last word the whole path is shown.
 
     Args:
       names: dotted paths of the options, such as "sampler.name".
@@ -75,8 +75,12 @@ def label_of(names: tuple[str, ...], values: tuple) -> str:
     'scaffold, bits = 8'
     >>> label_of(("algorithm.name", "transform.quantize.bits"), ("fedavg", "none"))
     'fedavg'
+    >>> label_of(("up.bits", "down.bits"), (8, "none"))
+    'up.bits = 8'
     """
-    words = [name.rpartition(".")[2] for name in names]
+    last_words = [name.rpartition(".")[2] for name in names]
+    words = [word if word == "name" or last_words.count(word) == 1 else name
+             for name, word in zip(names, last_words, strict=True)]  # fmt: skip
     texts = [
         shown_value(value) if word == "name" or str(value).startswith("{") else f"{word} = {value}"
         for word, value in zip(words, values, strict=True)

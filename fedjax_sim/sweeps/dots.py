@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from fedjax_sim import validate
-from fedjax_sim.report import plots
+from fedjax_sim.report import charts, plots
 from fedjax_sim.report.numbers import in_percent
 from fedjax_sim.sweeps.curves import label_of
 from fedjax_sim.sweeps.results import Sweep
 
 MOST_COMBINATIONS = 60
+NO_GAP: dict[str, Any] = {"difference": 0.0, "low": 0.0, "high": 0.0, "diverged": 0}  # of the first from itself
 
 
+@plots.style()
 def dots_figure(found: Sweep, metric: str, *, confidence: float = 0.95) -> Any:
     """Draws a row for each combination of the grid.
 
     The left panel has the mean over seeds with its Student-t interval. The right panel has the difference from the
-    first combination (of the same data and model), taken seed by seed, with its interval. Combinations whose interval
-    leaves out 0 are filled dots. A combination of which a seed diverged has a cross and no mean.
+    first combination (of the same data and model), taken seed by seed, with its interval. The first itself lies at 0.
+    Combinations whose interval leaves out 0 are filled dots, and others open ones. A combination of which a seed
+    diverged has a cross and no mean.
 
     Args:
       found: a sweep over a grid, or compared runs.
@@ -40,36 +41,23 @@ def dots_figure(found: Sweep, metric: str, *, confidence: float = 0.95) -> Any:
         hint = "Draw parts of the sweep, or see the table."
         validate.fail("found", f"at most {MOST_COMBINATIONS} combinations to draw", len(cells), hint)
     factor, name = in_percent(metric)
-    rows = range(len(cells))
-    with plots.style():
-        figure, (left, right) = plots.panels(2, 1.0 + 0.26 * max(len(cells), 3), sharey=True)
-        for row, cell, gap in zip(rows, cells, gaps, strict=True):
-            color = plots.BLACK if gap is None else plots.BLUE
-            _dot(left, row, factor * np.array([cell["mean"], cell["low"], cell["high"]]), color, filled=True)
-            if gap is not None:
-                difference = factor * np.array([gap["difference"], gap["low"], gap["high"]])
-                _dot(right, row, difference, color, filled=bool(difference[1] > 0 or difference[2] < 0))
-            for panel, diverged in ((left, cell["diverged"]), (right, gap is not None and gap["diverged"])):
-                if diverged:
-                    bottom = panel.get_yaxis_transform()
-                    panel.plot(0.02, row, "x", color=plots.ORANGE, transform=bottom, clip_on=False)
-        right.axvline(0, color=plots.INK, linewidth=0.9)
-        labels = [label_of(found.names, tuple(cell[name] for name in found.names)) for cell in cells]
-        left.set_yticks(rows, labels or ["all seeds"])
-        left.set_ylim(len(cells) - 0.5, -0.5)
-        left.set(xlabel=f"{name} after {found.last_round:,} rounds")
-        right.set(xlabel="Difference from the first" + (", in points" if factor == 100 else ""))
-        for panel in (left, right):
-            panel.grid(False, axis="y")
-            panel.margins(x=0.08)
+    labels = [label_of(found.names, tuple(cell[name] for name in found.names)) for cell in cells]
+    means = [
+        {"combination": label} | {name: factor * cell[name] for name in ("mean", "low", "high")}
+        for label, cell in zip(labels, cells, strict=True)
+    ]
+    differences: list[dict[str, Any]] = []
+    for label, gap in zip(labels, gaps, strict=True):
+        gap = gap or NO_GAP
+        differs = gap["low"] > 0 or gap["high"] < 0
+        difference = {name: factor * gap[name] for name in ("difference", "low", "high")}
+        differences.append({"combination": label, "differs": differs} | difference)
+        if gap["diverged"]:
+            # A cross stands beside the dot of the seeds that are left.
+            differences.append({"combination": label, "difference": None})
+    figure, (left, right) = charts.panels(1, 2, height=1.0 + 0.26 * max(len(cells), 3), sharey=True)
+    charts.dots(left, means, "combination", "mean", label=f"{name} after {found.last_round:,} rounds")
+    words = "Difference from the first" + (", in points" if factor == 100 else "")
+    charts.dots(right, differences, "combination", "difference", filled="differs", label=words)
+    right.axvline(0, color=charts.INK, linewidth=0.9)
     return figure
-
-
-def _dot(panel: Any, row: int, values: np.ndarray, color: str, filled: bool) -> None:
-    """Draws (mean, low, high) as a dot on its interval; a single seed has no interval."""
-    mean, low, high = values
-    if np.isfinite([low, high]).all():
-        panel.hlines(row, low, high, color=color, linewidth=1.6)
-    panel.plot(
-        mean, row, "o", color=color, markersize=6, markerfacecolor=color if filled else "white", markeredgewidth=1.3
-    )

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from fedjax_sim import validate
-from fedjax_sim.report import plots
+from fedjax_sim.report import charts, plots
 from fedjax_sim.report.numbers import in_percent
 from fedjax_sim.sweeps.results import Sweep
 
-LOOKS = (
-    {"color": plots.BLUE, "linestyle": "-", "marker": "o"},
-    {"color": plots.ORANGE, "linestyle": (0, (4, 1.6)), "marker": "s"},
-    {"color": plots.BLACK, "linestyle": (0, (1.2, 1.2)), "marker": "^"},
-    {"color": plots.GREY, "linestyle": "-", "marker": "D"},
-    {"color": "#009E73", "linestyle": (0, (6, 1.5, 1.2, 1.5)), "marker": "v"},
-    {"color": "#CC79A7", "linestyle": (0, (3, 1, 1, 1, 1, 1)), "marker": "P"},
-    {"color": "#56B4E9", "linestyle": (0, (8, 2)), "marker": "X"},
-    {"color": "#B08900", "linestyle": (0, (2, 2)), "marker": "*"},
-)
-APART = 5.0  # points between lines whose intervals would lie over each other
-TICKS = 9  # an axis with more values shows no tick for each
 LOGARITHMIC = 10  # from this ratio of largest to smallest value on, an axis is logarithmic
 
 
+@plots.style()
 def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int | None = None,
                  confidence: float = 0.95) -> Any:  # fmt: skip
     """Draws the mean of a metric over seeds with its Student-t interval; a cross marks values where a seed diverged.
@@ -48,69 +35,30 @@ def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int 
         x = (numeric_names or [*values_by_name])[0]
     validate.one_of("x", x, found.names)
     other_names = [name for name, values in values_by_name.items() if name != x and len(values) > 1]
-    lines: dict[tuple, list[dict]] = {}
-    for cell in cells:
-        lines.setdefault(tuple(cell[name] for name in other_names), []).append(cell)
-    if len(lines) > len(LOOKS):
-        hint = "Choose another x, or draw parts of the sweep."
-        validate.fail("x", f"an axis that leaves at most {len(LOOKS)} lines", x, hint)
     factor, metric_name = in_percent(metric)
-    from matplotlib.transforms import ScaledTranslation
-
-    with plots.style():
-        figure, panel = plots.panels(1, 3.2)
-        values = values_by_name[x]
-        numeric = are_numbers(values)
-        for i, (look, (key, line)) in enumerate(zip(LOOKS, lines.items(), strict=False)):
-            # Values that are no numbers stand at 0, 1, ...
-            positions = np.array([cell[x] if numeric else values.index(cell[x]) for cell in line], float)
-            order = np.argsort(positions)
-            mean, low, high = (
-                factor * np.array([cell[name] for cell in line])[order] for name in ("mean", "low", "high")
-            )
-            positions = positions[order]
-            diverged = np.array([cell["diverged"] for cell in line])[order] > 0
-            # One seed has no interval: its ends are NaN.
-            reach = np.nan_to_num(np.stack([mean - low, high - mean]))
-            name = ", ".join(
-                f"{_last_word(other)} = {short_value(value)}" for other, value in zip(other_names, key, strict=True)
-            )
-            # Between names there is nothing: they get dots beside each other, and no line.
-            shift = 0.0 if numeric else 0.5 * ((i + 0.5) / len(lines) - 0.5)
-            line_look = look if numeric else look | {"linestyle": "none"}
-            drawn = panel.errorbar(positions + shift, mean, reach, label=name or None, capsize=2.5, markersize=4,
-                           elinewidth=1.1, markeredgecolor="white", markeredgewidth=0.5, **line_look)  # fmt: skip
-            if numeric:
-                # On an axis of numbers lines stand a little apart, so that intervals do not hide each other.
-                apart = ScaledTranslation(APART * (i - (len(lines) - 1) / 2) / 72, 0, figure.dpi_scale_trans)
-                for part in drawn.get_children():
-                    part.set_transform(panel.transData + apart)
-            if diverged.any():
-                # Crosses stand at the bottom of the panel, each line's a little higher; the first of them is labelled.
-                bottom = panel.get_xaxis_transform()
-                first_with_crosses = min(j for j, cells in enumerate(lines.values()) if _any_diverged(cells))
-                label = "diverged" if i == first_with_crosses else None
-                heights = np.full(diverged.sum(), 0.02 + 0.03 * i)
-                panel.plot(positions[diverged], heights, "x", color=look["color"], transform=bottom, label=label,
-                           clip_on=False)  # fmt: skip
-        if not numeric:
-            panel.set_xticks(range(len(values)), [short_value(value) for value in values])
-        elif min(values) > 0 and max(values) / min(values) >= LOGARITHMIC:
-            panel.set_xscale("log")
-            if len(values) <= TICKS:
-                panel.set_xticks(values, [short_value(value) for value in values])
-                panel.set_xticks([], minor=True)
-        evaluated_round = found.last_round if round is None else round
-        seeds = f"{len(found.seeds)} seeds, {confidence:.0%} intervals" if len(found.seeds) > 1 else "one seed"
-        panel.set(xlabel=x, ylabel=f"{metric_name} after {evaluated_round} rounds")
-        panel.set_title(seeds)
-        plots.legend(figure, (panel,))
+    is_numeric = are_numbers(values_by_name[x])
+    rows = [
+        {x: cell[x] if is_numeric else short_value(cell[x]),
+         "line": ", ".join(f"{_last_word(name)} = {short_value(cell[name])}" for name in other_names)}
+        | {name: factor * cell[name] for name in ("mean", "low", "high")}
+        for cell in cells
+    ]  # fmt: skip
+    by = "line" if other_names else None
+    if by and len({row["line"] for row in rows}) > len(charts.LOOKS):
+        hint = "Choose another x, or draw parts of the sweep."
+        validate.fail("x", f"an axis that leaves at most {len(charts.LOOKS)} lines", x, hint)
+    figure, (panel,) = charts.panels(1, 1, height=3.2)
+    label = f"{metric_name} after {found.last_round if round is None else round} rounds"
+    if is_numeric:
+        lowest, highest = min(values_by_name[x]), max(values_by_name[x])
+        log = "x" if lowest > 0 and highest / lowest >= LOGARITHMIC else ""
+        charts.lines(panel, rows, x, "mean", by=by, log=log, apart=True, cross="diverged", xlabel=x, ylabel=label)
+    else:
+        charts.dots(panel, rows, x, "mean", by=by, cross="diverged", label=label)
+        panel.set_ylabel(x)
+    panel.set_title(f"{len(found.seeds)} seeds, {confidence:.0%} intervals" if len(found.seeds) > 1 else "one seed")
+    plots.legend(figure, (panel,))
     return figure
-
-
-def _any_diverged(cells: list[dict]) -> bool:
-    """Returns whether a seed diverged in any of the cells."""
-    return any(cell["diverged"] for cell in cells)
 
 
 def are_numbers(values: list) -> bool:

@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedjax_sim.report.charts import LOOKS
 from fedjax_sim.report.html import choice, escape, figure, html_table, page, table_of_rows
 from fedjax_sim.report.numbers import recorded_number
 from fedjax_sim.report.plots import scaled_bytes
 from fedjax_sim.sweeps.curves import curves_figure, label_of
 from fedjax_sim.sweeps.dots import MOST_COMBINATIONS, dots_figure
-from fedjax_sim.sweeps.figure import LOOKS, are_numbers, sweep_figure
+from fedjax_sim.sweeps.figure import are_numbers, sweep_figure
 from fedjax_sim.sweeps.heat_map import map_axes, sweep_heat_map
 from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.sweeps.table import sweep_comparison, words_on_own_models, words_on_ties

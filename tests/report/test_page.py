@@ -433,7 +433,7 @@ def test_labels_are_a_heat_map_of_percent():
     """Fault: shares of the label and not of the client, labels in another order, rare labels that are lost."""
     figure = plots.label_mix({"label_counts": [[1, 3], [4, 0]], "label_names": ["no", "yes"], "client_ids": [7, 9]})
     left, right = figure.axes
-    texts = {(text.get_position(), text.get_text()) for text in left.texts}
+    texts = {(text.get_position(), text.get_text()) for text in left.texts if text.get_text()}
     assert texts == {((0, 0), "25"), ((1, 0), "75"), ((0, 1), "100")}
     assert [bar.get_width() for bar in right.patches] == [4, 4]
     counts = np.arange(100).reshape(2, 50)
@@ -512,8 +512,9 @@ def test_thinning_keeps_gaps_and_means():
     at, values, blocks = plots._thin(x, np.where(x == 7, np.nan, x))
     assert len(at) == plots.MOST_POINTS and blocks == 250
     assert np.isnan(values[0]) and values[1] == x[250:500].mean()
-    every_fifth = np.where(x % 5 == 0, x, np.nan)
-    assert np.isfinite(plots._thin(x, every_fifth)[1]).all()
+    records = [{"round": r} | ({"test_loss": r} if r % 5 == 0 else {}) for r in range(1, 11)]
+    (curve,) = plots.learning_curves(records).axes[0].lines
+    assert curve.get_xydata().tolist() == [[5, 5], [10, 10]]  # rounds without an evaluation are no gaps
 
 
 @pytest.mark.full  # by default what thins them, above
@@ -541,7 +542,9 @@ def test_curves_show_the_recorded_numbers():
     drawn = plots.learning_curves(more, "bytes", ["split_up_bytes"]).axes[1]
     assert drawn.lines[0].get_xdata().tolist() == [6, 12, 18] and "all ways" in drawn.get_xlabel()
     assert "(MB)" in accuracy.get_xlabel() and accuracy.get_ylabel() == "Accuracy (%)"
-    assert math.isnan(loss.lines[0].get_ydata()[1])
+    local, cross, test = loss.lines
+    assert math.isnan(local.get_ydata()[1]) and cross.get_xdata().tolist() == [6] and cross.get_label() == "not finite"
+    assert test.get_color() == accuracy.lines[-1].get_color()
     assert plots.learning_curves(rows, "rounds").axes[0].lines[-1].get_xydata().tolist() == [[2, 0.7]]
     with refused("x", value="round", hint="'rounds'"):
         plots.learning_curves(rows, "round")

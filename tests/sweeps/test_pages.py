@@ -41,10 +41,10 @@ def test_dots_are_means_and_differences():
         np.testing.assert_allclose(reach[i], [100 * cell["low"], 100 * cell["high"]])
     gaps = found.differences("test_accuracy")
     dots = [line for line in right.lines if line.get_marker() == "o"]
-    assert [dot.get_ydata()[0] for dot in dots] == [1, 2]
-    assert [dot.get_xdata()[0] for dot in dots] == [pytest.approx(100 * gap["difference"]) for gap in gaps]
-    # Only the second one differs for certain.
-    assert [dot.get_markerfacecolor() == "white" for dot in dots] == [True, False]
+    assert [dot.get_ydata()[0] for dot in dots] == [0, 1, 2]
+    assert [dot.get_xdata()[0] for dot in dots] == [0, *(pytest.approx(100 * gap["difference"]) for gap in gaps)]
+    # Only the last one differs for certain.
+    assert [dot.get_markerfacecolor() == "white" for dot in dots] == [True, True, False]
     assert [text.get_text() for text in left.get_yticklabels()] == ["fedavg", "fedprox", "scaffold"]
     assert "(%)" in left.get_xlabel() and "points" in right.get_xlabel()
 
@@ -59,10 +59,11 @@ def test_the_map_has_each_mean(metric):
     (axes,) = sweep_heat_map(found, metric).axes
     means = {(cell["a.rate"], cell["b.rate"]): cell["mean"] for cell in found.summary(metric)}
     texts = {text.get_position(): text.get_text() for text in axes.texts}
-    assert texts.pop((1, 3)) == "×"
-    assert texts == {(x - 1, y): f"{mean:.4g}" for (x, y), mean in means.items() if np.isfinite(mean)}
+    # The largest y is at the top, which is row 0.
+    assert texts.pop((1, 0)) == "×"
+    assert texts == {(x - 1, 3 - y): f"{mean:.4g}" for (x, y), mean in means.items() if np.isfinite(mean)}
     colors = axes.collections[0].get_array()
-    assert np.unravel_index(np.ma.argmax(colors), colors.shape) == (0, 0)  # the lowest is the darkest
+    assert np.unravel_index(np.ma.argmax(colors), colors.shape) == (3, 0)  # the lowest is the darkest
     assert map_axes(sweep({(1, 1): 0.0, (1, 2): 0.0, (1, 3): 0.0}, ("a", "b"))) is None
     with pytest.raises(ValueError, match="two options with three numbers each"):
         sweep_heat_map(sweep({"x": 0.0}), "test_accuracy")

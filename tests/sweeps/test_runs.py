@@ -144,7 +144,7 @@ def test_curves(folder):
     np.testing.assert_allclose(sent.lines[0].get_xdata(), np.array([300, 600]) / unit)
     np.testing.assert_allclose(rounds.lines[0].get_ydata(), [51.2, 51.4])
     assert rounds.get_ylabel() == "test accuracy (%)"
-    assert math.isnan(rounds.lines[1].get_ydata()[-1])
+    assert math.isnan(rounds.lines[1].get_ydata()[-1]) and rounds.lines[2].get_xydata()[:, 0].tolist() == [4]  # a cross
 
 
 def test_what_cannot_be_compared(folder):

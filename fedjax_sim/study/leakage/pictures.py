@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.report import plots
+from fedjax_sim.report.axes import INK
 
 LEVELS = 16  # of grey: a hexadecimal digit
 GAP = 0.1  # between pictures, which have width 1
@@ -57,7 +57,7 @@ def strips(axes: Any, rows: Sequence[tuple[str, np.ndarray, str]], side: int) ->
     for i, (left_text, images, right_text) in enumerate(rows):
         top = i * (1 + GAP)
         axes.text(-0.15, top + 0.5, left_text, ha="right", va="center", fontsize=8)
-        axes.text(count * (1 + GAP) + 0.05, top + 0.5, right_text, ha="left", va="center", fontsize=8, color=plots.INK)
+        axes.text(count * (1 + GAP) + 0.05, top + 0.5, right_text, ha="left", va="center", fontsize=8, color=INK)
         for j, image in enumerate(images):
             picture_left = j * (1 + GAP)
             axes.add_patch(Rectangle((picture_left, top), 1, 1, facecolor="black", linewidth=0))

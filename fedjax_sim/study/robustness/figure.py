@@ -27,7 +27,7 @@ def robustness_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
         best = {row["attack"]: row["measured"] for row in sorted(table, key=lambda row: row["measured"])}
         cells = [row | {"percent": 100 * row["measured"], "is_best": row["measured"] == best[row["attack"]]}
                  for row in table]  # fmt: skip
-        charts.heat_map(panel, cells, "attack", "rule", "percent", marked="is_best", shown="{:.1f}",
+        charts.heat_map(panel, cells, "attack", "rule", "percent", marked="is_best", shown="{:.1f}".format,
                         xlabel="Attack (frame: its best rule)", ylabel="Rule")  # fmt: skip
         panel.set_title(f"Test accuracy in %, {f} attackers of {options['num_clients']}")
         panel.tick_params(labelsize=charts.LEGEND_FONT_SIZE)

@@ -41,6 +41,7 @@ def stragglers_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
                               "ylabel": "Proximal weight \N{GREEK SMALL LETTER LAMDA}"}  # fmt: skip
     for panel, value, title in ((gaps, "gap", f"Distance, {options['map_rounds']} rounds, measured"),
                                 (contractions, "contraction", "Contraction a round, theory")):  # fmt: skip
-        charts.heat_map(panel, pairs, "step_size", "proximal_weight", value, marked="is_best", shown="{:.2f}", **labels)
+        charts.heat_map(panel, pairs, "step_size", "proximal_weight", value, marked="is_best", shown="{:.2f}".format,
+                        **labels)  # fmt: skip
         panel.set_title(title)
     return figure
