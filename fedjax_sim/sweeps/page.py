@@ -104,16 +104,20 @@ def _on_intervals(found: Sweep) -> str:
 
 
 def in_words(found: Sweep, metric: str, confidence: float = 0.95) -> Iterable[str]:
-    """Yields what differs from the first combination for certain, and what was lost.
+    """Yields sentences: which combinations differ from the first by their intervals, and what was lost.
+
+    Each interval holds at its own level; none is widened for the number of combinations.
 
     Args:
       found, metric: as for `comparison_page`.
       confidence: the level of the intervals.
 
-    Guarantees: a combination is named if its interval leaves out 0, and not otherwise
-    (tests/sweeps/test_pages.py::test_words_name_what_differs).
+    Guarantees: a combination is counted if its interval leaves out 0, and not otherwise; the first `MOST_NAMED` of
+    these are named (tests/sweeps/test_pages.py::test_words_name_what_differs).
     """
+    # A combination that others are compared with has no gap.
     gaps = [gap for gap in found.difference_of_each(metric, confidence=confidence) if gap is not None]
+    # A combination that diverged, or shares fewer than two seeds with the first, has no finite interval.
     known = [gap for gap in gaps if math.isfinite(gap["low"])]
     if gaps and len(found.seeds) == 1:
         yield "One seed gives no interval: no difference can be told from chance."

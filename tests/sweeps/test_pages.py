@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_sim.sweeps.dots import dots_figure
 from fedjax_sim.sweeps.heat_map import map_axes, sweep_heat_map
-from fedjax_sim.sweeps.page import comparison_page, in_words
+from fedjax_sim.sweeps.page import MOST_NAMED, comparison_page, in_words
 from fedjax_sim.sweeps.results import Sweep
 
 SEEDS = [0, 1, 2, 3]
@@ -70,11 +70,16 @@ def test_the_map_has_each_mean(metric):
 
 
 def test_words_name_what_differs():
-    """Catches a difference that is named without an interval that leaves out 0, and one that is not named."""
+    """Catches a difference that is named without an interval that leaves out 0, one that is not named, and one of many
+    that is not counted."""
     (words,) = in_words(sweep({"fedavg": 0.9, "fedprox": 0.9, "scaffold": 0.95}), "test_accuracy")
     assert "1 of 2 combinations differ" in words and "scaffold (+0.049" in words and "fedprox" not in words
     (words,) = in_words(sweep({"fedavg": 0.9, "fedprox": 0.9}), "test_accuracy")
     assert words.startswith("None can be told apart from the first in test_accuracy with 4 seeds")
+    many = sweep({"fedavg": 0.9} | {f"rule {i}": 0.95 for i in range(MOST_NAMED + 2)})
+    (words,) = in_words(many, "test_accuracy")
+    assert f"{MOST_NAMED + 2} of {MOST_NAMED + 2} combinations differ" in words and words.endswith(" and 2 more.")
+    assert all((f"rule {i} (" in words) == (i < MOST_NAMED) for i in range(MOST_NAMED + 2))
     # Fault: ties at every seed that read as a proof of equality.
     tied = sweep({"fedavg": 0.9, "fedprox": 0.9})
     tied = tied._replace(rows=[row | {"test_accuracy": 0.5, "local_loss": 1.0, "test_loss": 1.0} for row in tied.rows])
