@@ -78,7 +78,8 @@ def measured(
         2^18. Weights then hold among these rows. None: the whole file.
       delimiter: between values: one character, "space", or "auto", which takes comma, semicolon or tab by the header.
       missing: texts that stand for a missing value, such as "null". Rows that lack a number are left out.
-      assign: "random": a client draws its row by its id, all rows equally likely. "in_turn": client i has row i % rows.
+      assign: "random": a client draws its row by its id, as likely as `row_weight` says. "in_turn": client i has row
+        i % rows.
       jitter, availability, ticks_per_second: as in `of_profiles`.
       seed: of the draws.
 
@@ -136,10 +137,9 @@ def measured(
         if not (values.max() <= validate.LARGEST and (values.min() >= validate.SMALLEST or not must_be_positive)):
             validate.fail(option, "numbers that float32 holds", float(values.max()))
         table[option] = values.astype(np.float32)
-    num_rows = max(map(len, table.values()))
+    num_rows = len(measurements.rows)  # of each column that was read
 
     key = stream(jax.random.key(seed), "measured devices")
-    num_rows = len(measurements.rows) if has_weights else num_rows
     upper_probabilities = _cumulated(numbers("row_weight", measurements)) if has_weights else None
 
     def row_of(ids: Array) -> Array:
@@ -156,6 +156,7 @@ def measured(
 
     def profile(ids: Array) -> Profile:
         row = row_of(ids)
+        # A column of length 1 holds the number of all clients.
         return Profile(**{name: jnp.asarray(column)[row % len(column)] for name, column in table.items()})
 
     options = {"jitter": jitter, "availability": availability, "ticks_per_second": ticks_per_second}

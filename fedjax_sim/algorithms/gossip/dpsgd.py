@@ -150,7 +150,9 @@ def consensus(
     All models approach the mean of the nodes' models after training, at the rate of the mixing matrix
     (`network.spectrum`).
 
-    Args: as for `dpsgd`; simulated time starts after the training, and models stay on the devices.
+    Args: as for `dpsgd`; simulated time starts after the training, and models stay on the devices. A node whose
+      training is not finite keeps the first model. No info counts it, and `nonfinite` does not apply: there is no
+      round yet.
 
     Guarantees: the average stays to 1e-6 (tests/network/test_mixing.py::test_the_average_stays); the consensus distance
     shrinks as predicted from all eigenvalues
@@ -183,7 +185,8 @@ def consensus(
         ids = jnp.arange(size, dtype=jnp.int32)
         before, memory = engine.take(state.star.clients, ids)
         rows = engine.reproducible(mixed)(links, before)
-        no_work = Work(0, 0, None, 0.0)
+        # `finish` counts the bytes of messages by the links, so this is local work alone.
+        no_work = Work(bytes_up=0, bytes_down=0, steps=None, flops=0.0)
         state, info = finish(nodes, key, state, links, memory=memory, before=before, rows=rows, work=no_work)
         none_dropped = {"dropped_clients": jnp.zeros((), jnp.int32)}
         return state, none_dropped | info

@@ -84,8 +84,9 @@ def with_clock(
       devices: of all N clients; in a config `[devices]`.
       num_invited: how many of the available clients drawn are invited, the first in the order of the slots (which is
         random for `uniform`); None = all of them.
-      overhead_seconds: of the server in each round, at least 0 and at most 2^30 ticks (below 2^21 of a second).
-      idle_seconds: how long the server waits if it can invite nobody, positive and at most 2^30 ticks.
+      overhead_seconds: of the server in each round, at least 0 and at most 2^30 ticks; with ticks of a whole second,
+        below 2^21 ticks.
+      idle_seconds: how long the server waits if it can invite nobody, positive and at most as long as an overhead.
       checks: how often availability is looked up during the local work, evenly spaced, in [1, 64]. It is also looked up
         after the download, and on arrival.
       flops_scale: in (0, 1e12]; 1 = the model as it is.
@@ -158,6 +159,8 @@ def with_clock(
         return state._replace(sampler=inner, price=price_of(work, **scales))
 
     def sample(key, state):
+        # The sampler gets the key itself, so that cohorts are those of a run without a clock. Devices draw from streams
+        # of their own of this key: `spend` and `cut_cohort` need the same one, to see the same jitter.
         cohort, inner = sampler.sample(key, state.sampler)
         if availability is not None:
             cohort = _only_available(cohort, there_at(devices, cohort.ids, state.clock.seconds))
