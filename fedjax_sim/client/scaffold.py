@@ -60,6 +60,8 @@ def scaffold(loss_fn: Callable, learning_rate: Positive, work: LocalWork, *, opt
             path_length = jnp.maximum(training.num_steps, 1).astype(float) * learning_rate  # K rate
             new_control = jax.tree.map(lambda s, u: -s - u / path_length.astype(u.dtype), shift, update)
         message = {"params": update, "control": tree.subtract(new_control, own_control)}
+        # Without examples `new_control` is not c_i. The report then weighs 0, and a round keeps the old state of a
+        # client whose report weighs 0.
         return training.report(message, by_examples), new_control
 
     def init(broadcast):

@@ -55,7 +55,7 @@ def lstm(*, num_outputs: NumOutputs, embedding: int = 8, hidden: int = 64, num_l
     Args:
       num_outputs, embedding, hidden, num_layers: as in `gru`.
 
-    Returns: as `gru`.
+    Returns: a stateless `Model` from tokens [n, L] (-1 = padding, embedded as zeros) to logits [n, L, V], as `gru`.
 
     Guarantees: the logits at a position depend on no later token and on no other sequence
     (tests/models/test_recurrent.py::test_logits_depend_on_the_past_only). With `num_outputs=90, hidden=256,

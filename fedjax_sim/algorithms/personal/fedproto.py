@@ -160,7 +160,7 @@ def _prototype_server(halves: Cut, input_shape: tuple[int, ...]) -> ServerUpdate
     def apply(key, aggregate, state):
         is_held = aggregate["rows"] > 0
         rows = jnp.where(is_held, aggregate["rows"], 1)
-        means = aggregate["sums"] * (1 / rows)[:, None]
+        means = aggregate["sums"] * (1 / rows)[:, None]  # a division for each class, not for each number
         prototypes = jnp.where(is_held[:, None], means, state.prototypes)
         return PrototypeState(state.start, prototypes, state.known | is_held)
 

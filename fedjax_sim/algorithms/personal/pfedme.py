@@ -74,8 +74,8 @@ def pfedme(
 
     def apply(key, broadcast, own, data):
         training = train(key, broadcast, data, uncorrected(broadcast))
-        whole = data._replace(work=None, pull=None)
-        theta = own_model(training.params, whole, stream(key, "own model"))
+        # On all rows, also where the client completed a part of its local work: the inner steps do not read `work`.
+        theta = own_model(training.params, data, stream(key, "own model"))
         update = tree.subtract(training.params, broadcast)
         return training.report(update, work.weighs_examples()), theta
 

@@ -97,10 +97,11 @@ def _(primals, tangents):
 
 @functools.partial(jax.jit, inline=True)
 def _divided(a: Array, b: Array) -> Array:
-    """Returns a / b as `divide` does, without a derivative.
+    """Returns a / b as `divide` does, without a derivative: a division that XLA cannot turn into a product.
 
-    Both operands are read as bits, and exclusive-or'ed with min(n, 0) = 0, where n >= 0 is made of the bits of both
-    without the sign bit.
+    It would, if it knew that the divisor is a constant, or the same number in all places. So both operands are made to
+    look computed from each other. They are read as bits, and exclusive-or'ed with min(n, 0), where n is made of the
+    bits of both without the sign bit. As n >= 0, this is 0 and changes no operand, which XLA does not see.
 
     Args:
       a, b: floats of one dtype, whose shapes broadcast. A dtype without an integer of its size is divided as it is.

@@ -17,7 +17,10 @@ FLOOR_ROUNDS = 100  # of a run to the floor
 
 
 class UnequalClients(Vectors):
-    """Clients whose updates have a common part and unequal norms, with median 1."""
+    """Clients whose updates have a common part and unequal norms, with median 1.
+
+    The clip norms of the study are numbers of median norms, so the median has to stay 1.
+    """
 
     def __init__(self, size: int, dimension: int, spread: float, cohort_size: int, seed: int):
         """Draws the clients.
@@ -30,13 +33,16 @@ class UnequalClients(Vectors):
           seed: decides the updates, together with N.
         """
         rng = np.random.default_rng([seed, size])
+        # [N, d]. Before the spread, a random part of norm about 1, and a common part of norm 1/2: without it, clipping
+        # would have hardly a bias to measure.
         values = rng.normal(size=(size, dimension)) / np.sqrt(dimension) + 0.5 / np.sqrt(dimension)
         values *= np.exp(spread * rng.normal(size=(size, 1)))
         super().__init__(values / np.median(np.linalg.norm(values, axis=1)))
         self.norms = np.linalg.norm(self.values, axis=1)
-        # With room for rounding, so that a clip at this norm changes no update.
+        # With room for rounding in float32, so that a clip at this norm changes no update.
         self.longest = float(self.norms.max()) * 1.0001
-        # A clip norm above this clips no update at the floor, where the model fluctuates around the mean.
+        # A clip norm above this clips no update at the floor, where the model fluctuates around the mean: half of the
+        # longest distance is room for the fluctuation.
         self.unclipped = 1.5 * np.linalg.norm(self.values - self.mean, axis=1).max()
         self.sampler = sampling.uniform(size, cohort_size)
         self.cohort_size = cohort_size

@@ -87,7 +87,8 @@ class Quadratics:
         self.hessians, self.centers = (data.test[name].astype(np.float64) for name in ("hessian", "center"))
         self.optimum = theory.quadratic_optimum(self.hessians, self.centers)
         self.start = self.optimum + 2.0 / math.sqrt(dimension)
-        # Losses by (setting, last round): the base setting belongs to several parts and is run once.
+        # Losses by (setting, last round): the base setting belongs to several parts and is run once. Key and number of
+        # runs are those of one study. `path`, which reads more rounds than `floor`, has to come first.
         self.known: dict[tuple, np.ndarray] = {}
 
     def range(self, setting: Setting) -> float:
@@ -239,7 +240,8 @@ class Quadratics:
           setting: what is run, with all causes together.
           num_runs: R.
 
-        Yields: for each of the rounds the excess loss.
+        Yields: for each of the rounds, rising, the excess loss. The last one is the floor's, under which `floor` finds
+          these runs.
         """
         budget = self.budget(setting)
         last_round = self.rounds_to_floor(setting, budget)
@@ -249,4 +251,5 @@ class Quadratics:
         expected = budget.expected_loss(last_round, start=self.start)
         for i, t in enumerate(rounds):
             conditions = {"part": "all together", "value": f"round {t}", "rounds": t}
+            # The resolution is the rounding of a loss in float32.
             yield measured(conditions, "excess loss", losses[:, i], expected[t], kind="leading order", resolution=1e-6)

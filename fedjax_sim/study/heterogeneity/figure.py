@@ -30,14 +30,15 @@ def heterogeneity_figure(rows: Sequence[Row], options: Mapping[str, Any]) -> Any
     """
     figure, (rounds, labels, slow, ranks) = charts.panels(2, 2)
     on_quadratics = selected(_with_dissimilarity(rows, "quadratics"), quantity="rounds to target")
-    # Clients with one optimum have no place on a logarithmic axis.
+    # Clients with one optimum have no place on a logarithmic axis: a level shows their rounds.
     unlike = [row for row in on_quadratics if row["dissimilarity"] > ROUNDING]
     alike = [row["measured"] for row in on_quadratics if row not in unlike]
-    levels = {str(name): value for name, value in zip(("clients with one optimum",), alike, strict=False)}
+    # All such rows are of spread 0, and have one number of rounds.
+    levels = {"clients with one optimum": alike[0]} if alike else {}
     charts.lines(rounds, unlike, "dissimilarity", theory=_rounds(options), levels=levels, line="theory, best step",
                  xlabel="Gradient dissimilarity, quadratics", ylabel="Rounds to the target", log="xy")  # fmt: skip
     label_measures = [
-        # A population is called "alpha 0.1".
+        # A population is called "alpha 0.1", see `models.digits_population`.
         {"alpha": float(row["population"].split()[1]), "measure": name, "measured": scale * row["measured"]}
         for measure, (scale, name) in LABELS.items()
         for row in selected(rows, part="digits MLP", quantity=measure)

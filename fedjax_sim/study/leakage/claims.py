@@ -127,10 +127,15 @@ def _compression(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Cl
 def _sums(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Claim]:
     """Yields claims about a masked message of a secure sum, and about the sum.
 
+    A masked message is uniform, so one guessed label in ten is right, and the AUC is 1/2 in expectation. That of a sum
+    lies near it. The limits leave room for chance: with 100 clients, the fewest that the study takes, the standard
+    error of a blind AUC is 0.04.
+
     Args:
       rows: the rows of the study.
       options: the study's options.
     """
+    # The names are those of `defences`.
     masked = "secure sum: a masked message"
     labels = selected(rows, defence=masked, quantity=LABELS_RECOVERED)
     yield Claim(

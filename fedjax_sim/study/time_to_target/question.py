@@ -176,7 +176,8 @@ def target_of(name: str, server: ServerMode, runs: Watched, target: float) -> It
       runs: the server's runs.
       target: a test accuracy.
 
-    Yields: four comparisons, or the accuracy in [0, 1].
+    Yields: the comparisons of the four, each a mean over runs of a total from the start; or that of the accuracy in
+      [0, 1]. The seconds have a prediction: the updates that were needed, times the time of an update.
     """
     conditions = {"server": name, "part": "target"}
     seconds = runs.until(target, "round_seconds")
@@ -184,7 +185,10 @@ def target_of(name: str, server: ServerMode, runs: Watched, target: float) -> It
         yield measured(conditions, "accuracy after the last step", runs.accuracy[:, -1])
         return
     updates = runs.until(target, "clients_reported")
-    seconds_per_update = server.seconds or server.predicted["seconds"] / server.predicted["messages"]
+    # Asynchronous servers have an estimate of the time of an update, and synchronous ones predictions of a round.
+    seconds_per_update = server.seconds
+    if seconds_per_update is None:
+        seconds_per_update = server.predicted["seconds"] / server.predicted["messages"]
     estimate = float(updates.mean()) * seconds_per_update
     yield measured(conditions, "seconds to target", seconds, estimate, kind="estimate")
     yield few(conditions, "updates to target", updates)
