@@ -190,8 +190,12 @@ def _again(eqn: Any, floats: Mapping[str, Sequence[Any]], operands: list) -> Seq
 
     Args:
       eqn: a call, a loop or a branch.
-      floats: by the equation's parameter, a value for each float in it, in the order of `_kind`; None keeps its own.
-      operands: the values of the equation's operands.
+      floats: by the equation's parameter, a value for each float in the program or programs that it holds; None keeps
+        its own. The order is that in which `_kind` reads a program: its constants, then each equation's literals and
+        inner programs, then literals among its results. Every value has the shape of the float that it replaces.
+      operands: the values of the equation's operands, in the order of `eqn.invars`.
+
+    Returns: the values of `eqn.outvars`.
 
     Raises: NotImplementedError for an equation that is neither a call nor a loop nor a branch.
     """
@@ -227,12 +231,13 @@ def _again(eqn: Any, floats: Mapping[str, Sequence[Any]], operands: list) -> Seq
             out = turn(*shared, *carry, *row)
             return out[:num_carried], out[num_carried:]
 
+        # The other parameters describe the operands, and `scan` finds them again.
         options = {key: params[key] for key in ("length", "reverse", "unroll")}
         carry, rows = jax.lax.scan(step, start, rows, **options)
         return [*carry, *rows]
     if name == "cond":
         branches = []
-        # The floats of all branches stand one behind the other.
+        # `branches` is one parameter, so the floats of all branches stand one behind the other.
         remaining = floats["branches"]
         for branch in params["branches"]:
             size = _count(branch)
