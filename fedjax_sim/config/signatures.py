@@ -155,7 +155,10 @@ def public_names(module: str) -> Mapping[str, str]:
 
 
 def _public_names(module: str, definitions: tuple[type[ast.stmt], ...]) -> dict[str, str]:
-    """Returns `public_names` of a module of which definitions of these types are public.
+    """Returns the public names of a module, as `public_names` does, where statements of these types define names.
+
+    `from x import a as a` publishes a name of another module: type checkers read this form as a re-export. `from x
+    import a` is for the module's own use.
 
     Args:
       module: its dotted name. It is parsed, and not imported.
@@ -170,13 +173,16 @@ def _public_names(module: str, definitions: tuple[type[ast.stmt], ...]) -> dict[
     declared: list[str] | None = None  # a literal `__all__`
     for node in _module(module).body:
         if isinstance(node, ast.ImportFrom):
-            origins |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            source = _imported_module(module, node)
+            origins |= {alias.asname or alias.name: f"{source}.{alias.name}" for alias in node.names}
             published |= {alias.name for alias in node.names if alias.asname == alias.name}
         elif isinstance(node, definitions):
             name = getattr(node, "name", "_")
             published |= {name} if not name.startswith("_") else set()
-        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            declared = ast.literal_eval(node.value)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if getattr(target, "id", "") == "__all__":
+                declared = ast.literal_eval(node.value)
     public = published if declared is None else declared
     return {name: origins.get(name, f"{module}.{name}") for name in sorted(public)}
 
@@ -217,21 +223,38 @@ def _parse(path: Path) -> ast.Module:
 
 def _module(name: str) -> ast.Module:
     """Parses the module of this dotted name."""
+    return _parse(_source_of(name))
+
+
+def _source_of(name: str) -> Path:
+    """Returns the source file of the module of this dotted name; that of a package is its `__init__.py`.
+
+    Raises: ModuleNotFoundError for a module of another package that is not there, or has no source.
+    """
     package, *inner = name.split(".")
     if package != "fedjax_sim":
         spec = importlib.util.find_spec(name)
         if spec is None or not (spec.origin or "").endswith(".py"):
             raise ModuleNotFoundError(f"no module with source code is named {name!r}")
-        return _parse(Path(spec.origin or ""))
+        return Path(spec.origin or "")
     path = PACKAGE.joinpath(*inner)
-    return _parse(path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py")
+    return path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
+
+
+def _imported_module(module: str, node: ast.ImportFrom) -> str:
+    """Returns the dotted name of the module from which a statement of `module` imports, without leading dots."""
+    if not node.level:
+        return node.module or ""
+    # The first dot stands for the package that holds the module, or for the module itself if it is a package.
+    package = module if _source_of(module).name == "__init__.py" else module.rpartition(".")[0]
+    return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
 
 
 def _part(subpackage: str, name: str, module: str, original: str) -> Part:
     """Returns the part that a subpackage publishes under `name`, and that `module` defines as `original`.
 
-    If the folder `module` has a module `original.py`, the part is this module, and no function. Otherwise the part is
-    what the first of these statements in `module` defines:
+    If `module` is a package with a module `original.py`, the part is this module, and no function. Otherwise the part
+    is what the first of these statements in `module` defines:
 
         original = other     the part that `other` is
         def original(...)    a factory, whose arguments are read
@@ -245,7 +268,7 @@ def _part(subpackage: str, name: str, module: str, original: str) -> Part:
 
     Returns: `Part`. Without a definition of this name, it is no function, and its meaning is "".
     """
-    folder = PACKAGE.joinpath(*module.split(".")[1:])
+    source = _source_of(module)
     no_function = Part(
         subpackage=subpackage,
         name=name,
@@ -257,8 +280,9 @@ def _part(subpackage: str, name: str, module: str, original: str) -> Part:
         others={NO_FUNCTION: ""},
         module=module,
     )
-    if (folder / f"{original}.py").is_file():  # a module that is re-exported
-        doc = ast.get_docstring(_parse(folder / f"{original}.py")) or ""
+    inner_source = source.with_name(f"{original}.py")
+    if source.name == "__init__.py" and inner_source.is_file():  # a module that is re-exported
+        doc = ast.get_docstring(_parse(inner_source)) or ""
         return no_function._replace(meaning=doc.split("\n")[0])
     for node in _module(module).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == original:
@@ -312,7 +336,7 @@ def _shared_options(module: str, name: str) -> Iterator[tuple[str, ast.expr, ast
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if name in (alias.asname, alias.name):
-                    yield from _shared_options(node.module or "", alias.name)
+                    yield from _shared_options(_imported_module(module, node), alias.name)
         elif isinstance(node, ast.ClassDef) and node.name == name:
             for base in node.bases:
                 match base:

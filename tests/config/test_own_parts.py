@@ -11,6 +11,7 @@ from fedjax_sim.command.app import app
 from fedjax_sim.config import registry
 from fedjax_sim.config.build import build
 from fedjax_sim.config.document import ConfigError, load
+from fedjax_sim.config.signatures import NO_FUNCTION, parts_of_module
 from tests.test_docs import ROOT, python_blocks
 
 PAGE = ROOT / "docs" / "how_to" / "write_a_part_of_your_own.md"
@@ -261,6 +262,60 @@ def test_the_page_s_model_runs(module, tmp_path):
     (tmp_path / f"{module}.py").write_text(example)
     registry.admit([module])
     assert built("model.name=my_net", "model.hidden=16").params["hidden"].shape == (64, 16)
+
+
+PACKAGE = {
+    "__init__": "from .rules import listed as listed\nfrom . import rules as rules\n",
+    "rules": """
+from __future__ import annotations
+
+from .shared import Shared
+
+__all__: list[str] = ["listed"]
+
+
+def listed(*, share: float = 0.1, **options: Unpack[Shared]):
+    "A rule."
+
+
+def unlisted(): ...
+""",
+    "shared": """
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class Shared(TypedDict):
+    times: Annotated[int, Default(2)]
+""",
+    "sampling": "def uniform(*, size: int):\n    'Mine.'\n",
+    "tree": "def tree(*, size: int):\n    'Mine.'\n",
+}
+
+
+def test_modules_of_a_package(tmp_path, monkeypatch):
+    """Faults: an import by dots that is looked for at the top; an annotated `__all__` that is overlooked; a function
+    that is taken for the file of its name in fedjax_sim, or beside its own module."""
+    name = f"own_package_{tmp_path.name}"
+    (tmp_path / name).mkdir()
+    for module, text in PACKAGE.items():
+        (tmp_path / name / f"{module}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        read = {module: dict(parts_of_module(f"{name}.{module}")) for module in ("rules", "sampling", "tree")}
+        of_package = dict(parts_of_module(name))
+    finally:
+        # The package was imported to find its modules, and with it what it imports.
+        for imported in [module for module in sys.modules if module.partition(".")[0] == name]:
+            del sys.modules[imported]
+    assert list(read["rules"]) == ["listed"] and list(of_package) == ["listed", "rules"]
+    listed = of_package["listed"]
+    assert listed == read["rules"]["listed"]._replace(subpackage=name) and listed.module == f"{name}.rules"
+    assert {option: value.default for option, value in listed.options.items()} == {"share": 0.1, "times": 2}
+    for part in (read["sampling"]["uniform"], read["tree"]["tree"]):
+        assert part.meaning == "Mine." and list(part.options) == ["size"] and not part.others
+    assert of_package["rules"].others == {NO_FUNCTION: ""}
 
 
 @pytest.mark.parametrize(
