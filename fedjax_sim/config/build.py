@@ -295,7 +295,7 @@ class Builder(Maker):
         config's own rule cannot be made yet, because it takes this work.
 
         Args:
-          made: what the algorithm is made of, but for its aggregator.
+          ingredients: what the algorithm is made of, but for its aggregator.
 
         Raises: ConfigError for an algorithm that does not state its parts.
         """

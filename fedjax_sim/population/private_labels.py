@@ -33,7 +33,7 @@ class PrivateLabels(Around):
     """
 
     inner: Population
-    keep_threshold: Array  # [] uint32: a label is kept if a draw from [0, 2^32) lies below
+    threshold: Array  # [] uint32: a label is kept if a draw from [0, 2^32) lies below
     others: Array  # [] uint32, K - 1: how many other labels there are
     seed: Array  # [2] uint32 key data
     size: int = dataclasses.field(metadata={"static": True})

@@ -120,6 +120,9 @@ def read_by_client(folder: Path) -> list[Row]:
 
     Numbers are read as floats, ids and counts as integers; an empty cell is None.
 
+    Args:
+      folder: of the run.
+
     Raises: CheckpointError if the file is not as the run wrote it.
     """
     checksums.check_files(folder, [BY_CLIENT])

@@ -123,9 +123,11 @@ def lines(
             # A number that was not reached has no height: its cross stands at the bottom, a later series' one higher.
             bottom = {"transform": panel.get_xaxis_transform(), "clip_on": False}
             drawn += panel.plot(missing, [0.03 * (i + 1)] * len(missing), "x", color=look.color, label=cross, **bottom)
-        for row in points if text else ():
-            place = _number(row[x]), _number(row[y])
-            panel.annotate(str(row[text]), place, xytext=(5, 4), textcoords="offset points", fontsize=LEGEND_FONT_SIZE)
+        if text is not None:
+            for row in points:
+                place = _number(row[x]), _number(row[y])
+                offset = {"xytext": (5, 4), "textcoords": "offset points"}
+                panel.annotate(str(row[text]), place, **offset, fontsize=LEGEND_FONT_SIZE)
         if apart:
             _shift(panel, drawn, APART * (i - (len(names) - 1) / 2))
         shown.append((label, look, bool(drawn), is_line or (is_joined and bool(drawn))))
@@ -239,7 +241,7 @@ def heat_map(
         is_known = math.isfinite(table[place])
         if len(across) <= MOST_NUMBERED or not is_known:
             is_dark = is_known and drawn[place] > low + 0.6 * (high - low)
-            words = shown(table[place]) if is_known else "\N{MULTIPLICATION SIGN}"
+            words = shown(float(table[place])) if is_known else "\N{MULTIPLICATION SIGN}"
             colour = "white" if is_dark else INK
             panel.text(*place[::-1], words, ha="center", va="center", fontsize=8, color=colour)
     for row in rows:

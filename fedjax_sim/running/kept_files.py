@@ -41,6 +41,10 @@ def holds(folder: str | Path) -> dict[str, list[str]]:
 def check_free_of(folder: str | Path, *kinds: str) -> None:
     """Refuses a folder that holds one of these kinds, such as "a run", which would be written over.
 
+    Args:
+      folder: where a run is to write; nothing need be there.
+      *kinds: keys of `holds`.
+
     Raises: FileExistsError for such a folder; NotADirectoryError for a path at which no folder can be.
 
     Guarantees: no file of a run changes (tests/command/test_outputs.py::test_python_changes_no_run).
