@@ -139,7 +139,7 @@ def mime():
 def noisy():
     """A star of a user's own, whose parts `federated` would have refused."""
     made = algorithm(member=transform.gaussian_mechanism(1.0, 1.0), rule=aggregation.fixed_mean(float(COHORT)))
-    return made._replace(parts=made.parts._replace(aggregator=made.parts.aggregator.stating(sensitivity=None)))
+    return made._replace(parts=made.parts._replace(aggregator=aggregation.mean()))
 
 
 def attacked():

@@ -5,6 +5,7 @@ import functools
 import pytest
 
 from fedjax_sim import theory
+from fedjax_sim.report import charts
 from fedjax_sim.study.findings import measured, rows_of
 from fedjax_sim.study.participation.claims import participation_claims
 from fedjax_sim.study.participation.figure import participation_figure
@@ -96,7 +97,7 @@ def test_figure_of_few_cohorts():
     digits = one | {"part": "digits MLP", "population_size": 40, "cohort_size": 30}
     rows = rows_of([measured(one, "variance", 0.05, 0.05), measured(digits, "variance", 7.0, 7.0)])
     axes = participation_figure(rows, {"tolerance": 0.05}).axes[0]
-    shares = [container.lines[0].get_ydata()[0] for container in axes.containers]
+    shares = [line.get_ydata()[0] for line in axes.lines if line.get_marker() in [look.marker for look in charts.LOOKS]]
     assert shares == pytest.approx([0.05 * 9 / 4, theory.finite_population_correction(40, 30)])
 
 
