@@ -202,7 +202,7 @@ def _level_of(federation: Star | Algorithm) -> Level:
     def step(key: Array, state: FederatedState, group: Population) -> tuple[FederatedState, Inside]:
         star = inner._replace(aggregator=by_own_ids(inner.aggregator, group))
         cohort, sampler_state = invite(star, key, state)
-        cohort = without_empty_places(cohort, group)  # without the empty places of the group
+        cohort = without_empty_places(cohort, group)
         gathered = collect(star, key, cohort, state, group)
         state, info = close(star, key, cohort, gathered, state._replace(sampler=sampler_state))
         means, _ = exact_sums.total(gathered.means)
