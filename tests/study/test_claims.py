@@ -23,6 +23,10 @@ def claims_of(name):
     return getattr(importlib.import_module(f"fedjax_sim.study.{name}.claims"), f"{name}_claims")
 
 
+def figure_of(name):
+    return getattr(importlib.import_module(f"fedjax_sim.study.{name}.figure"), f"{name}_figure")
+
+
 def kept_of(name):
     """What is published of a study."""
     kept = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
@@ -137,16 +141,56 @@ def test_published_studies_have_their_prose(name):
 def test_figures_are_drawn_from_rows(name):
     """Fault: a figure that needs more than the published numbers, a panel without labels."""
     kept = kept_of(name)
-    figure = getattr(importlib.import_module(f"fedjax_sim.study.{name}.figure"), f"{name}_figure")
-    drawn = Findings(name, "", (), lambda: figure(kept["rows"], kept["options"]), {}).draw()
+    drawn = Findings(name, "", (), lambda: figure_of(name)(kept["rows"], kept["options"]), {}).draw()
     assert drawn.axes and all(axes.get_xlabel() or axes.get_title() for axes in drawn.axes if axes.axison)
+
+
+def with_one_level(rows, options):
+    """Rows and options of studies in which one list of levels, such as `bits`, has its first or its last alone."""
+    # A budget's choice, which its regret names, is one of all levels.
+    levels_by_option = {} if any(row["quantity"] == "regret" for row in rows) else options
+    for option, levels in levels_by_option.items():
+        if not isinstance(levels, list) or len(levels) < 2:
+            continue
+        column = option.removesuffix("ies") + "y" if option.endswith("ies") else option.removesuffix("s")
+        found = {(row.get("part"), row.get(column)) for row in rows}
+        # A part with one of the levels does not vary them: its rows stay.
+        varied = {part for part, _ in found if sum((part, level) in found for level in levels) > 1}
+        for level in (levels[0], levels[-1]) if varied else ():
+            few = [row for row in rows if row.get("part") not in varied or row.get(column) in (None, level)]
+            yield few, options | {option: [level]}
+
+
+def without_numbers(rows):
+    """The rows of a study whose every run diverged."""
+    names = ("measured", "low", "high", "standard_deviation")
+    return [row | {name: math.nan for name in names if row.get(name) is not None} for row in rows]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_nothing_holds_of_runs_that_diverged(name):
+    """Fault: a claim whose comparison is the denial of another, which NaN makes true."""
+    rows, options = published(name)
+    assert [claim for claim in claims_of(name)(without_numbers(rows), options) if claim.holds] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", STUDIES)
+def test_claims_and_figures_of_one_level_and_of_no_number(name):
+    """Fault: an option of one level, or runs that diverged, that end in a traceback after minutes of runs."""
+    kept = kept_of(name)
+    for rows, options in (
+        *with_one_level(kept["rows"], kept["options"]),
+        (without_numbers(kept["rows"]), kept["options"]),
+    ):
+        list(claims_of(name)(rows, options))
+        Findings(name, "", (), lambda rows=rows, options=options: figure_of(name)(rows, options), {}).draw()
 
 
 def test_the_interface_is_the_same():
     """Fault: claims or a figure that take more than rows and options."""
     for name in STUDIES:
-        module = importlib.import_module(f"fedjax_sim.study.{name}.figure")
-        for function in (claims_of(name), getattr(module, f"{name}_figure")):
+        for function in (claims_of(name), figure_of(name)):
             assert list(inspect.signature(function).parameters) == ["rows", "options"]
 
 
@@ -199,10 +243,12 @@ CASES = {
         {"step_sizes": [0.1], "cohort_sizes": [4], "num_steps": [1], "bits": [3, 8], "noise_multipliers": [0.0]},
         [*along("value", NAMES.values(), range(5), part="each alone"),
          *along("value", (3, 8), (2.0, 1.0), part="bits")], None),
-    "edge rounds within the spread of few runs": (
+    "a gain of edge rounds within its interval": (
         "hierarchy", "On digits, the most edge rounds", {},
-        [row for groups in ("alike", "mixed", "labels", "random") for part in ("fixed point", "digits")
-         for row in along("edge_rounds", (1, 20), (0.90, 0.95), -0.03, part=part, groups=groups)], False),
+        [row for way in ("alike", "mixed", "labels", "random")
+         for part, widths in (("fixed point", (0.0, 0.0)), ("gain", (0.01, 0.06)))
+         for kappa, width in zip((1, 20), widths, strict=True)
+         for row in along("edge_rounds", (kappa,), (0.05,), width, part=part, groups=way)], False),
     "graphs of one gap are not ordered by it": (
         "connectivity", "Nodes agree", {}, along("gap", (0.1, 0.6, 0.6 + 1e-12, 1.0), (90.0, 20.0, 20.0, 1.0), 1.0,
                                                  part="agreement", quantity="rounds", graph="a"), True),

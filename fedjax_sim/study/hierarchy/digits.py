@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_sim import algorithms, metrics, models, population, sampling, tree
@@ -53,7 +54,8 @@ def digits_rows(
       seed: decides everything.
 
     Yields: for each grouping how far one edge round ends from flat FedAvg, as a share of the way; then for flat FedAvg,
-      and for each grouping and kappa, the test accuracy in [0, 1].
+      and for each grouping and kappa, the test accuracy in [0, 1]; then for each grouping and kappa above one its gain
+      over one edge round on the same partitions.
     """
     datasets = [_digits(num_clients, seed + run) for run in range(num_runs)]
     model = models.linear(input_shape=datasets[0].input_shape, num_outputs=datasets[0].num_outputs)
@@ -78,11 +80,18 @@ def digits_rows(
         largest_ratio = max(_distance(end, flat_end) / _distance(flat_end, start) for (end, _), (flat_end, _) in pairs)
         conditions: dict[str, Any] = {"part": "one edge round", "groups": way, "edge_rounds": 1}
         yield measured(conditions, "distance from flat FedAvg, of the way", largest_ratio, 0.0, resolution=1e-4)
-    for (way, kappa), ends in results.items():
-        _, cloud_bytes = ends[0]  # the same in every run
+    accuracies = {
+        way_and_kappa: np.array([evaluate(end, run.test)["accuracy"] for (end, _), run in zip(ends, runs, strict=True)])
+        for way_and_kappa, ends in results.items()
+    }
+    for (way, kappa), of_runs in accuracies.items():
+        _, cloud_bytes = results[way, kappa][0]  # the same in every run
         conditions = {"part": "digits", "groups": way, "edge_rounds": kappa, "cloud_bytes": cloud_bytes}
-        accuracies = [float(evaluate(end, run.test)["accuracy"]) for (end, _), run in zip(ends, runs, strict=True)]
-        yield few(conditions, "test accuracy", accuracies)
+        yield few(conditions, "test accuracy", of_runs)
+    for (way, kappa), of_runs in accuracies.items():
+        if kappa > 1:
+            conditions = {"part": "gain", "groups": way, "edge_rounds": kappa}
+            yield measured(conditions, "gain over one edge round", of_runs - accuracies[way, 1])
 
 
 def _digits(num_clients: int, seed: int) -> population.FederatedData:

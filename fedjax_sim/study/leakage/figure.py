@@ -91,7 +91,7 @@ def _quality(panel: Any, rows: Sequence[Row], part: str, x: str, xlabel: str) ->
     charts.lines(panel, quality, x, by="attack", theory=[], levels={"the mean digit": yardstick["measured"]}, log="x",
                  xlabel=xlabel, ylabel="PSNR (dB)")  # fmt: skip
     # The axis ends a little above the highest interval, and at most above the cap of PSNR.
-    highest = max(row["high"] for row in quality)
+    highest = max((row["high"] for row in quality if np.isfinite(row["high"])), default=MOST_DECIBELS)
     panel.set(title=f"Pictures: {part}", ylim=(0, 1.1 * min(highest, MOST_DECIBELS)))
 
 
