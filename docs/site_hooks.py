@@ -141,8 +141,7 @@ def _gallery() -> str:
         title = path.stem.replace("_", " ").capitalize()
         lines += [f"## {title}\n", f"**{kept['question']}** {kept['verdict']}\n"]
         lines += [f"![{title}](experiments/studies/results/{path.stem}.png)\n"]
-        lines += [*(f"- {Claim(**claim)}" for claim in kept.get("claims", ())), ""]
-        lines += [f"{paragraph}\n" for paragraph in kept.get("reading", ())]  # of a run before there were claims
+        lines += [*(f"- {Claim(**claim)}" for claim in kept["claims"]), ""]
         prose = results / f"{path.stem}.md"
         lines += [prose.read_text(encoding="utf-8")] if prose.is_file() else []
         command = f"fedjax-sim study experiments/studies/{path.name}"

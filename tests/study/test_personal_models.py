@@ -1,6 +1,8 @@
 """The study of personal models: a number is a run by itself, the baseline always runs, and rates are chosen apart."""
 
 import functools
+import json
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,6 +16,7 @@ from fedjax_sim.study.personal_models.methods import BASELINE, METHODS, Problem
 from fedjax_sim.study.personal_models.question import personal_models
 from fedjax_sim.sweeps.sweep import sweep
 
+ROOT = Path(__file__).parents[2]
 SMALL = {"num_clients": 4, "alpha": 1.0, "hidden": 4, "num_rounds": 2, "num_steps": 2, "num_runs": 2,
          "personal_steps": 3}  # fmt: skip
 
@@ -104,3 +107,16 @@ def test_divergence_is_no_accuracy(monkeypatch):
     assert rates == {0.01}
     with pytest.raises(FloatingPointError, match="diverged with every learning rate"):
         personal_models(methods=["FedPer"], learning_rates=[0.3], **SMALL)
+
+
+def test_the_page_has_the_published_numbers():
+    """Fault: a study that was run again, beside the table of the run before."""
+    published = json.loads((ROOT / "experiments/studies/results/personal_models.json").read_text(encoding="utf-8"))
+    rows = {(row["part"], row["quantity"], row["method"]): row for row in published["rows"]}
+    columns = [(part, quantity) for part in ("digits", "heart disease") for quantity in ("accuracy", "lowest tenth")]
+    page = (ROOT / "docs/wings/personal.md").read_text(encoding="utf-8")
+    for method in METHODS:
+        told = [f"{100 * rows[part, quantity, method]['measured']:.1f}" for part, quantity in columns]
+        gain = rows.get(("digits", "gain", method))
+        told.insert(2, f"{100 * gain['low']:+.1f} to {100 * gain['high']:+.1f}" if gain else "baseline")
+        assert f"| {method} | {' | '.join(told)} |" in page, f"{method}: expected {told}"

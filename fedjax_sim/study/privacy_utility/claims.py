@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from fedjax_sim import theory
-from fedjax_sim.study.claims import Claim, Row, every, interval, is_below, selected, shown
+from fedjax_sim.study.claims import Claim, Row, every, interval, is_below, rising, selected, shown
 from fedjax_sim.study.privacy_utility.spending import STEP_SIZE
 
 
@@ -30,7 +30,7 @@ def _errors(rows: Sequence[Row], options: Mapping[str, Any]) -> Iterator[Claim]:
       options: the study's options.
     """
     errors, floors = ([row for part in ("noise multiplier", "epsilon")
-                       for row in selected(rows, part=part, quantity=quantity)]
+                       for row in rising(rows, "noise_multiplier", part=part, quantity=quantity)]
                       for quantity in ("squared error", "floor"))  # fmt: skip
     doubled = [(one, two) for found in (errors, floors) for one in found for two in found
                if two["noise_multiplier"] == 2 * one["noise_multiplier"]]  # fmt: skip
