@@ -263,7 +263,7 @@ class Builder(Maker):
         model, loss_fn = self.model(data)
         self.stop()
         parts = {"sampler": sampler, "client_optimizer": self.make("client_optimizer"), "model": model}
-        parts |= {table: self.chain(table, population.size) for table in registry.CHAINS}
+        parts |= {table: self.chain(table, population.size) for table in ("transform", "downlink")}
         ingredients = Ingredients(data, model, loss_fn, parts)
         aggregator = self.aggregator(ingredients)
         self.stop()

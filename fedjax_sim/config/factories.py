@@ -122,7 +122,7 @@ class Maker:
         return None
 
     def chain(self, table: str, population_size: int, path: str = "", given: dict | None = None) -> Any:
-        """Makes the transforms that a table of `registry.CHAINS` holds, chained in the order of the file.
+        """Makes the transforms that a table holds, chained in the order of the file.
 
         Args:
           table: the table's name, "transform" or "downlink".
@@ -131,6 +131,20 @@ class Maker:
             table.
 
         Returns: the transform; None if the table holds none, or if a factory refuses its arguments.
+        """
+        members = self.members(table, population_size, path, given)
+        if not members:
+            return None
+        return members[0] if len(members) == 1 else self.attempt(table, {}, lambda: chain(*members))
+
+    def members(self, table: str, population_size: int, path: str = "", given: dict | None = None) -> list | None:
+        """Makes the parts that a table of `registry.CHAINS` holds, in the order of the file.
+
+        Args:
+          table: the table's name.
+          population_size, path, given: as in `chain`.
+
+        Returns: the parts, [] without any; None if a factory refuses its arguments.
         """
         path = path or table
         options_by_name = self.tables.get(table, {}) if given is None else given
@@ -145,9 +159,7 @@ class Maker:
                 arguments[argument] = self.chain(table, population_size, member_path, inner_transforms)
             inner_refused = bool(inner_transforms) and arguments[argument] is None
             members.append(None if inner_refused else self._made(part, member_path, options, arguments))
-        if not members or None in members:
-            return None
-        return members[0] if len(members) == 1 else self.attempt(table, {}, lambda: chain(*members))
+        return None if None in members else members
 
     def _made(self, part: Part, path: str, options: dict[str, Any], given: dict[str, Any], inside: bool = False) -> Any:
         """Calls a part's factory with its options, and with those of the `given` arguments that it takes.

@@ -37,6 +37,7 @@ SUBPACKAGES = (
     "population",
     "population.partitioners",
     "models",
+    "models.augmentations",
     "network",
     "sampling",
     "client",
@@ -49,7 +50,7 @@ SUBPACKAGES = (
     "algorithms",
 )
 # Tables that hold any number of parts, as tables inside them, applied in their order.
-CHAINS = ("transform", "downlink")
+CHAINS = ("augmentation", "transform", "downlink")
 # Tables whose parts may be wrapped by other parts of the same kind.
 WRAPPED = ("data", "model", "sampler", "aggregator", *CHAINS)
 # The subpackage that has wrappers of every table, beside the wrappers in the table's own subpackage.
@@ -304,15 +305,25 @@ def has_table(algorithm: Part, name: str) -> bool:
     """Returns whether a config of this algorithm has the table `name`.
 
     Data and the algorithm itself have one always. A model has one if the algorithm takes a model or a loss: a federated
-    statistic takes neither.
+    statistic takes neither. Augmentations have one if the algorithm trains by a loss of parameters and examples alone,
+    in which they stand; one that takes the model may compute what they would have to change as well.
+
+    Args:
+      algorithm: the part that the config's algorithm names.
+      name: of the table, such as "model".
 
     >>> algorithms = parts_of_table("algorithm")
     >>> has_table(algorithms["fedavg"], "model"), has_table(algorithms["kmeans"], "model")
     (True, False)
+    >>> has_table(algorithms["fedavg"], "augmentation"), has_table(algorithms["fedproto"], "augmentation")
+    (True, False)
     """
     if name in ("data", "algorithm") or takes(algorithm, name) is not None:
         return True
-    return name == "model" and not {"loss", "loss_fn"}.isdisjoint(algorithm.values.values())
+    values = set(algorithm.values.values())
+    if name == "augmentation":
+        return "loss_fn" in values and takes(algorithm, "model") is None
+    return name == "model" and not values.isdisjoint({"loss", "loss_fn"})
 
 
 def _wraps(part: Part, name: str) -> bool:

@@ -2,9 +2,9 @@
 
 Every value is checked, defaults are filled in, and all problems are reported at once. Nothing here imports JAX.
 
-Tables. Beside `seed` there are `[data]`, `[model]`, `[devices]`, `[sampler]`, `[algorithm]`, `[client_optimizer]`,
-`[transform]`, `[downlink]`, `[aggregator]` and `[run]`. A table has the `name` of a part from the registry, and the
-options of that part's factory.
+Tables. Beside `seed` there are `[data]`, `[model]`, `[augmentation]`, `[devices]`, `[sampler]`, `[algorithm]`,
+`[client_optimizer]`, `[transform]`, `[downlink]`, `[aggregator]` and `[run]`. A table has the `name` of a part from the
+registry, and the options of that part's factory.
 
 Wrappers. A wrapper of the sampler is a table inside it, such as `[sampler.with_dropout]`. Wrappers go around each other
 in the order of the file. If that order is refused, the error names an order that works.
@@ -12,6 +12,9 @@ in the order of the file. If that order is refused, the error names an order tha
 Transforms. The transforms of messages are tables inside `[transform]`, applied in their order: `[transform.quantize]`,
 then `[transform.gaussian_mechanism]`. A transform inside a wrapper is a table inside the wrapper's table,
 `[transform.error_feedback.top_k]`. The transforms of the broadcast are tables inside `[downlink]`.
+
+Augmentations. Random changes of the inputs in local steps are tables inside `[augmentation]`, applied in their order:
+`[augmentation.random_crop]`, then `[augmentation.horizontal_flip]`.
 
 Parts as options. An option that is a part is a table with a name: in `[aggregator.corrupted]`,
 `attack = {name = "alie"}`; `[algorithm.edge_sampler]` has a name too. If such an option holds several transforms, they

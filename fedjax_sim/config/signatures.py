@@ -38,6 +38,7 @@ PACKAGE = Path(__file__).parents[1]
 TABLES = {
     "data": ("population", "FederatedData"),
     "model": ("models", "Model"),
+    "augmentation": ("models.augmentations", "Augmentation"),
     "devices": ("network", "Devices"),
     "sampler": ("sampling", "Sampler"),
     "algorithm": ("algorithms", "Algorithm"),

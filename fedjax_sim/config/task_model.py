@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -14,7 +14,8 @@ from fedjax_sim.config.data_facts import INPUTS
 from fedjax_sim.config.factories import Maker
 from fedjax_sim.config.signatures import Part
 from fedjax_sim.config.value_kinds import Words, problem
-from fedjax_sim.models import Model, default_loss, link_prediction, supervised
+from fedjax_sim.models import Augmentation, Model, default_loss, link_prediction, supervised
+from fedjax_sim.models.augmentations import augmented
 from fedjax_sim.population import FederatedData, quadratic_loss
 from fedjax_sim.prng import stream
 from fedjax_sim.types import Array, PyTree
@@ -44,6 +45,10 @@ def task_model(maker: Maker, data: FederatedData) -> TaskModel:
         rule = f"one of {', '.join(fitting)} for the data {data.name!r}"
         maker.problems.append(problem("model.name", rule, part.name, f"Its task is {data.task}."))
         return TaskModel(None, None)
+    if "augmentation" in maker.tables and (wanted_input == "point" or data.task == "link_prediction"):
+        hint = "Leave it out: --unset augmentation."
+        maker.problems.append(problem("augmentation", f"no such table for the task {data.task}", Words("one"), hint))
+        return TaskModel(None, None)
     if wanted_input == "point":
         return TaskModel(None, quadratic_loss)
     sizes = {"input_shape": data.input_shape, "num_features": data.input_shape[-1], "columns": data.columns}
@@ -59,7 +64,13 @@ def task_model(maker: Maker, data: FederatedData) -> TaskModel:
         return TaskModel(model, None, frozen)
     if data.task == "link_prediction":
         return TaskModel(model, maker.attempt("model", {}, partial(link_prediction, model)), frozen)
-    options = {"measure": data.measure, "frozen_state": frozen_state}
+    augmentations = maker.members("augmentation", data.train.size)
+    if augmentations is None:
+        return TaskModel(model, None, frozen)
+    if problems := _problems_of_inputs(augmentations, data):
+        maker.problems += problems
+        return TaskModel(model, None, frozen)
+    options = {"measure": data.measure, "frozen_state": frozen_state, "augmentations": augmentations}
     loss = default_loss(data.task, special_tokens=data.special_tokens)
     loss_fn = maker.attempt("model", {}, partial(supervised, model, loss, **options))
     if loss_fn is not None and _inputs(part) is None:
@@ -89,6 +100,23 @@ def _problems_of_shapes(model: Model, state: PyTree, data: FederatedData, name: 
     # A label beyond the outputs would be read as another one.
     if data.task in ("classification", "next_token") and shape[-1:] != (data.num_outputs,):
         return [problem("model.name", rule, Words(f"outputs of shape {[*shape[1:]]}"))]
+    return []
+
+
+def _problems_of_inputs(augmentations: Sequence[Augmentation], data: FederatedData) -> list[str]:
+    """Returns a problem if augmentations do not fit the inputs of the data; nothing is computed.
+
+    Args:
+      augmentations: in their order.
+      data: the data set, of whose clients one is tried.
+    """
+    if not augmentations:
+        return []
+    client = jax.eval_shape(data.train.client, jax.ShapeDtypeStruct((), jnp.int32))
+    try:
+        jax.eval_shape(partial(augmented, augmentations), jax.random.key(0), client.examples["x"])
+    except (TypeError, ValueError) as error:
+        return [problem("augmentation", f"what fits the inputs of {data.name}", Words(str(error).split("\n")[0]))]
     return []
 
 

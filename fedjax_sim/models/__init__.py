@@ -1,8 +1,9 @@
 """This subpackage holds models and losses. `supervised` joins a model and a loss, `partition` splits parameters."""
 
-from fedjax_sim.models import blocks as blocks, cells as cells, layers as layers
+from fedjax_sim.models import augmentations as augmentations, blocks as blocks, cells as cells, layers as layers
 from fedjax_sim.models.adapters import from_equinox as from_equinox, from_linen as from_linen, from_nnx as from_nnx
 from fedjax_sim.models.attention import transformer as transformer
+from fedjax_sim.models.augmentations import Augmentation as Augmentation
 from fedjax_sim.models.convolution import conv_general_dilated as conv_general_dilated
 from fedjax_sim.models.cuts import Cut as Cut, cut as cut
 from fedjax_sim.models.distance_correlation import distance_correlation as distance_correlation

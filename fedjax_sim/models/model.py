@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
+from fedjax_sim.models.augmentations import Augmentation, augmented, check_augmentations
 from fedjax_sim.types import AnyArray, Array, PyTree
 from fedjax_sim.validate import fail, function
 
@@ -147,6 +148,7 @@ def supervised(
     *,
     frozen_state: PyTree | None = None,
     measure: Callable | None = None,
+    augmentations: Sequence[Augmentation] = (),
 ) -> Callable:
     """Joins a model and a loss to `loss_fn(params, examples, key) -> dict` of per-example values.
 
@@ -158,6 +160,8 @@ def supervised(
         mode (`train=False`): batch statistics are not updated, and dropout is off. None for a model without state.
       measure: `(outputs, examples) -> dict` of [n] values, the metrics of a data set (`FederatedData.measure`). They
         are added to those of the loss in evaluations, that is if the key is None.
+      augmentations: random changes of the inputs in local steps, that is if a key is given, one after the other; see
+        `models.augmentations`. A record's privacy is not touched: an example changes nothing but itself.
 
     Returns: `loss_fn`, with examples `{"x": [n, ...], "y": [n, ...]}`. A key of None means evaluation.
 
@@ -166,7 +170,8 @@ def supervised(
     Guarantees: the function equals the model and the loss written out by hand, and trains exactly if a key is given
     (tests/models/test_model.py::test_supervised_trains_iff_a_key_is_given). A model with running statistics is refused
     (tests/models/test_model.py::test_supervised_refuses_state_unless_frozen). Measures appear in evaluations only
-    (tests/population/datasets/test_industrial.py::test_measures_are_told_in_evaluations).
+    (tests/population/datasets/test_industrial.py::test_measures_are_told_in_evaluations). An evaluation is the same
+    program with augmentations and without (tests/models/test_augmentations.py::test_evaluations_are_untouched).
 
     >>> import jax, jax.numpy as jnp
     >>> from fedjax_sim.models import linear, softmax_cross_entropy
@@ -202,12 +207,14 @@ def supervised(
         fail("frozen_state", f"the model's own {jax.tree.structure(state_spec)}", jax.tree.structure(frozen_state))
     if measure is not None:
         function("measure", measure, "outputs, examples")
+    augmentations = check_augmentations(augmentations)
     fixed_state = () if frozen_state is None else frozen_state
 
     def loss_fn(params: PyTree, examples: Mapping[str, PyTree], key: Array | None = None) -> dict[str, Array]:
         check_examples(examples)
         train = key is not None and frozen_state is None
-        out, _ = model.apply(params, fixed_state, examples["x"], key, train)
+        x = examples["x"] if key is None or not augmentations else augmented(augmentations, key, examples["x"])
+        out, _ = model.apply(params, fixed_state, x, key, train)
         values = loss(out, examples["y"])
         # Whether there is a key is known while the function is traced, so training programs hold no measures.
         if measure is not None and key is None:
