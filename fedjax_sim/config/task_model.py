@@ -116,7 +116,8 @@ def _problems_of_inputs(augmentations: Sequence[Augmentation], data: FederatedDa
     try:
         jax.eval_shape(partial(augmented, augmentations), jax.random.key(0), client.examples["x"])
     except (TypeError, ValueError) as error:
-        return [problem("augmentation", f"what fits the inputs of {data.name}", Words(str(error).split("\n")[0]))]
+        got = str(error).split("\n")[0].rstrip(".")
+        return [problem("augmentation", f"what fits the inputs {[*data.input_shape]} of {data.name}", Words(got))]
     return []
 
 

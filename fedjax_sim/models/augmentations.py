@@ -277,7 +277,7 @@ def _check_image(name: str, x: Array, *, floating: bool = False) -> None:
       floating: True: its values must be floating-point numbers.
     """
     if jnp.ndim(x) not in (2, 3):
-        fail(name, "images [height, width] or [height, width, channels]", f"examples {list(jnp.shape(x))}")
+        fail(name, "images [height, width] or [height, width, channels]", list(jnp.shape(x)))
     if floating and not jnp.issubdtype(x.dtype, jnp.floating):
         fail(name, "images of floating-point numbers", x.dtype)
 
