@@ -35,7 +35,7 @@ PAGES = (
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 # A reader looks for a topic, so subpackages are grouped by it.
 API = {
-    "Data and models": ("population", "population.partitioners", "models", "network"),
+    "Data and models": ("population", "population.partitioners", "models", "models.augmentations", "network"),
     "A round": ("sampling", "client", "client.optimizers", "transform", "aggregation", "server", "adversary"),
     "Algorithms and runs": ("algorithms", "round", "running.loop", "experiment", "sweeps", "engine"),
     "Theory and accounting": ("theory", "privacy", "metrics", "instruments"),
