@@ -57,8 +57,11 @@ from fedjax_sim.algorithms.server.fedopt import (
     fedexp as fedexp,
     fedyogi as fedyogi,
 )
+from fedjax_sim.algorithms.server.fedsam import fedsam as fedsam
 from fedjax_sim.algorithms.server.flexlora import flexlora as flexlora
+from fedjax_sim.algorithms.server.label_skew import fedlc as fedlc, fedntd as fedntd, fedrs as fedrs
 from fedjax_sim.algorithms.server.mime import mime as mime, mime_lite as mime_lite
+from fedjax_sim.algorithms.server.moon import moon as moon
 from fedjax_sim.algorithms.server.scaffold import scaffold as scaffold
 from fedjax_sim.algorithms.split.client import split_client as split_client
 from fedjax_sim.algorithms.split.costs import SplitCosts as SplitCosts, StepTime as StepTime, split_costs as split_costs

@@ -15,6 +15,7 @@ from fedjax_sim.client.optimizers import (
 from fedjax_sim.client.private import private_sgd as private_sgd
 from fedjax_sim.client.proximal import proximal as proximal
 from fedjax_sim.client.scaffold import scaffold as scaffold
+from fedjax_sim.client.sharpness_aware import sharpness_aware as sharpness_aware
 from fedjax_sim.client.touched_rows import touched_rows as touched_rows
 from fedjax_sim.client.unroll import unroll as unroll
 from fedjax_sim.client.work import (

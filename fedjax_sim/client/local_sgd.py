@@ -244,6 +244,7 @@ def stateless_client(
     correction: Callable,
     *,
     sends_model: bool = False,
+    gradient_at: Callable = full_gradient_at,
 ) -> ClientUpdate:
     """Makes a client that trains with corrected gradients, and keeps no state.
 
@@ -251,8 +252,9 @@ def stateless_client(
       loss_fn, optimizer, work: as in `local_sgd`.
       correction: (broadcast) -> ((gradients, params) -> gradients that the optimiser sees), such as `uncorrected`.
       sends_model: True: the message is the trained model itself; its difference from the broadcast is never computed.
+      gradient_at: as in `local_training`.
     """
-    train = local_training(loss_fn, optimizer, work)
+    train = local_training(loss_fn, optimizer, work, gradient_at)
     by_examples = work.weighs_examples()
 
     def apply(key, broadcast, state, data):

@@ -203,6 +203,48 @@ def _by_class():
     return made._replace(init=init, step=step, params=params, observe=None)
 
 
+def three_logits(params, x):
+    """A classifier of three classes, in which the laws' model scales the features."""
+    return jnp.tanh(x[:, :3] * jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(params)])[None, :3])
+
+
+def _classifying(make, **options):
+    """A recipe of classifiers; nobody has a row of the last of three classes."""
+
+    def made():
+        algorithm = make(
+            from_fn(lambda key: jnp.zeros(3), three_logits), SAMPLER, optax.sgd(p.RATE), **WORK, **RUN, **options
+        )
+
+        def labelled(people):
+            return population.Generated(people.size, _with_classes, people)
+
+        return algorithm._replace(
+            init=lambda key, params, people: algorithm.init(key, params, labelled(people)),
+            step=lambda key, state, people: algorithm.step(key, state, labelled(people)),
+            observe=None,
+        )
+
+    return made
+
+
+def _contrasting():
+    """MOON, whose embeddings are a function of the features times the laws' model."""
+    body = layer("body", lambda key: jnp.ones(3), lambda w, x: x * w[None, : x.shape[1]])
+    middle = layer("middle", None, jnp.tanh)
+    head = layer("head", None, lambda h: h.sum(1))
+
+    def loss(outputs, y):
+        return squared_error(outputs, y.astype(outputs.dtype))
+
+    made = algorithms.moon(sequential([body, middle, head]), loss, SAMPLER, optax.sgd(p.RATE), **WORK, **RUN)
+    return made._replace(
+        init=lambda key, params, people: made.init(key, {"body": ravel_pytree(params)[0]}, people),
+        params=lambda state: made.params(state)["body"],
+        observe=None,
+    )
+
+
 def _imitating():
     """FedMD, with FedDF's model of three classes; the laws see the model of one client."""
 
@@ -829,6 +871,10 @@ CASES = {
             broadcast=_with_control,
         ),
         "send_model": Row(lambda: client.send_model(_local()), needs={"server": server.replacement}),
+        "sharpness_aware": Row(
+            lambda: client.sharpness_aware(p.linear_loss, optax.sgd(p.RATE), 0.1, client.work(**WORK)),
+            in_recipes=True,
+        ),
         "touched_rows": Row(_touched),
     },
     "transform": {
@@ -1177,6 +1223,7 @@ CASES = {
             timed=_federated_on,
         ),
         "fedexp": Row(_recipe(algorithms.fedexp, weighting="uniform"), edge="server", other={"weighting": "examples"}),
+        "fedlc": Row(_classifying(algorithms.fedlc), edge="whole", other={"calibration": 0.3}, weighed=False),
         "fedmd": Row(
             _imitating,
             params_kind=ParamsKind.UNTRAINED,
@@ -1188,6 +1235,7 @@ CASES = {
         ),
         "fedmgda": Row(_recipe(algorithms.fedmgda, server_learning_rate=0.1), edge="whole", counts_alike=True),
         "fednova": Row(_recipe(algorithms.fednova), edge="whole", plain_sgd=True),
+        "fedntd": Row(_classifying(algorithms.fedntd), edge="whole", weighed=False),
         "fedper": Row(
             _keeping(algorithms.fedper), params_kind=ParamsKind.PART, own_models=True, edge="whole", weighed=False
         ),
@@ -1196,6 +1244,9 @@ CASES = {
         "fedrep": Row(
             _keeping(algorithms.fedrep), params_kind=ParamsKind.PART, own_models=True, edge="whole", weighed=False
         ),
+        "moon": Row(_contrasting, any_params=False, edge="whole", weighed=False),
+        "fedrs": Row(_classifying(algorithms.fedrs), edge="whole", other={"absent_scale": 0.2}, weighed=False),
+        "fedsam": Row(_recipe(algorithms.fedsam), edge="whole"),
         "fedsgd": Row(
             lambda: algorithms.fedsgd(p.linear_loss, SAMPLER, optax.sgd(p.RATE), **RUN), edge="whole", plain_sgd=True
         ),

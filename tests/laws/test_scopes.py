@@ -17,6 +17,7 @@ SCOPE = "loss_of_a_user"
 def scoped(monkeypatch):
     monkeypatch.setattr(p, "linear_loss", jax.named_scope(SCOPE)(p.linear_loss))
     monkeypatch.setattr(cases, "squared_error", jax.named_scope(SCOPE)(cases.squared_error))
+    monkeypatch.setattr(cases, "three_logits", jax.named_scope(SCOPE)(cases.three_logits))
 
 
 def traced(name: str):

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_sim import aggregation, client, tree, validate
+from fedjax_sim import aggregation, client, tree
 from fedjax_sim.algorithms.personal.own_models import with_own_models
+from fedjax_sim.client.labels import check_classes
 from fedjax_sim.client.local_sgd import facts_of, local_training, uncorrected
-from fedjax_sim.models import Model, cut, per_example
-from fedjax_sim.models.cuts import Cut
+from fedjax_sim.models import Model, per_example
+from fedjax_sim.models.embedding import with_embedding
 from fedjax_sim.round.options import ExecutionOptions
 from fedjax_sim.types import Algorithm, Array, ClientUpdate, ParamsKind, PyTree, Sampler, ServerUpdate, Wire
 from fedjax_sim.validate import FromData, NonNegative, named_arguments
@@ -77,14 +78,11 @@ def fedproto(
     References: Tan et al. 2022 (FedProto), algorithm 1 and equations 4 to 7; the mean of equation 6 is weighted by
     rows, without its further factor 1 / |N_j|.
     """
-    names = [layer.name for layer in getattr(model, "layers", ())]
-    if embedding is None and len(names) == 1:
-        validate.fail("model", "one with a layer before the last one, whose output is the embedding", names)
-    halves = cut(model, names[-2] if embedding is None and names else embedding or "", name="embedding")
+    embedded = with_embedding(model, embedding)
     work, round_options = client.local_work({**options, "weighting": "uniform"})
 
     def loss_with_pull(params, examples, key):
-        outputs, embeddings = _embedded(halves, params, examples["data"]["x"])
+        outputs, embeddings = embedded(params, examples["data"]["x"])
         values = per_example(loss(outputs, examples["data"]["y"]), embeddings.shape[0])
         distances = jnp.square(embeddings - examples["prototype"]).sum(-1)
         distances = jnp.where(examples["known"], distances, 0)
@@ -96,49 +94,31 @@ def fedproto(
     def apply(key, broadcast, own, data):
         prototypes, known = broadcast.prototypes, broadcast.known
         classes = data.examples["y"]
-        _check_classes(classes)
+        check_classes(classes, "A prototype belongs to a class.")
         targets = {"prototype": prototypes[classes], "known": known[classes]}
         training = train(key, own, data._replace(examples={"data": data.examples, **targets}), uncorrected(own))
         x = tree.where(data.mask, data.examples["x"], tree.zeros_like(data.examples["x"]))
-        _, embeddings = _embedded(halves, training.params, x)
+        _, embeddings = embedded(training.params, x)
         is_of_class = (classes[None] == jnp.arange(known.shape[0])[:, None]) & data.mask[None]
         rows = is_of_class.sum(1, dtype=jnp.float32)
         sums = is_of_class.astype(jnp.float32) @ embeddings.astype(jnp.float32)
         return training.report({"rows": rows, "sums": sums}, by_examples=False), training.params
 
-    step = _prototype_server(halves, tuple(input_shape))
+    step = _prototype_server(embedded, tuple(input_shape))
     # A client with many rows counts for more, though its report weighs 1: unequal chances would count its rows twice.
     facts = facts_of(work, optimizer)._replace(uniform_weights=False)
     local = ClientUpdate(lambda broadcast: broadcast.start, apply, facts)
     return with_own_models(sampler, local, aggregation.mean(), step, lambda _, own, __: own, **round_options)
 
 
-def _embedded(halves: Cut, params: PyTree, x: PyTree) -> tuple[PyTree, Array]:
-    """Returns (the model's outputs, its embeddings [n, size]) of a batch."""
-    crossing = []
-
-    def move(x, source, target, name):
-        crossing.append(x)
-        return x
-
-    outputs = halves.apply(params, x, move)
-    return outputs, crossing[0].reshape(crossing[0].shape[0], -1)
-
-
-def _check_classes(y: Array) -> None:
-    if y.ndim != 1 or not jnp.issubdtype(y.dtype, jnp.integer):
-        hint = "A prototype belongs to a class."
-        validate.fail("examples['y']", "integer classes, one for each row", f"{y.dtype} of shape {y.shape}", hint)
-
-
-def _prototype_server(halves: Cut, input_shape: tuple[int, ...]) -> ServerUpdate:
+def _prototype_server(embedded: Callable, input_shape: tuple[int, ...]) -> ServerUpdate:
     """Makes the server that keeps the mean embedding of each class, its prototype.
 
     The prototype of class y is P_y = sum_i s_iy / sum_i n_iy, where client i holds n_iy rows of class y, whose
     embeddings add up to s_iy. A class without rows in the cohort keeps its prototype.
 
     Args:
-      halves: the model, cut behind the layer of the embedding.
+      embedded: (params, x) -> (outputs, embeddings), as of `with_embedding`.
       input_shape: of one example's x, without an axis of rows.
 
     Returns: a ServerUpdate that takes the cohort's means {"rows": [classes] float32, "sums": [classes, size] float32}:
@@ -149,7 +129,7 @@ def _prototype_server(halves: Cut, input_shape: tuple[int, ...]) -> ServerUpdate
     def sizes(params: PyTree) -> tuple[int, int]:
         """Returns the numbers of classes and of an embedding's entries."""
         x = jax.ShapeDtypeStruct((1, *input_shape), jnp.float32)
-        outputs, embeddings = jax.eval_shape(lambda params, x: _embedded(halves, params, x), params, x)
+        outputs, embeddings = jax.eval_shape(embedded, params, x)
         num_outputs = outputs.shape[-1]
         return (2 if num_outputs == 1 else num_outputs), embeddings.shape[-1]  # one logit tells two classes apart
 
