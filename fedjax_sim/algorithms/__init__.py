@@ -28,9 +28,11 @@ from fedjax_sim.algorithms.hierarchy.hierfavg import (
 from fedjax_sim.algorithms.personal.apfl import apfl as apfl
 from fedjax_sim.algorithms.personal.clustered_by_updates import clustered_by_updates as clustered_by_updates
 from fedjax_sim.algorithms.personal.ditto import ditto as ditto
+from fedjax_sim.algorithms.personal.fedamp import fedamp as fedamp
 from fedjax_sim.algorithms.personal.fedem import fedem as fedem
 from fedjax_sim.algorithms.personal.fedmd import fedmd as fedmd
 from fedjax_sim.algorithms.personal.fedproto import fedproto as fedproto
+from fedjax_sim.algorithms.personal.fedrod import fedrod as fedrod
 from fedjax_sim.algorithms.personal.fine_tuned import fine_tuned as fine_tuned
 from fedjax_sim.algorithms.personal.heterofl import heterofl as heterofl
 from fedjax_sim.algorithms.personal.ifca import ifca as ifca

@@ -9,6 +9,8 @@ from fedjax_sim import validate
 from fedjax_sim.models import Model
 from fedjax_sim.types import Array, ClientData, PyTree
 
+EXCLUDED = 1e9  # below all logits: exp(-EXCLUDED) is 0, and no infinity meets a 0 where a client has no rows
+
 
 def check_classes(y: Array, hint: str) -> None:
     """Raises a ValueError unless `y` holds one integer class for each row.

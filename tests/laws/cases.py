@@ -208,24 +208,47 @@ def three_logits(params, x):
     return jnp.tanh(x[:, :3] * jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(params)])[None, :3])
 
 
+def _with_larger(people, id):
+    """A client's rows, labelled by the larger of their first two features; nobody has the last of three classes."""
+    data = people.client(id)
+    x = data.examples["x"]
+    return data._replace(examples={"x": x, "y": (x[:, 1] > x[:, 0]).astype(jnp.int32)})
+
+
+def _classified(algorithm):
+    """The algorithm on rows that have classes."""
+
+    def labelled(people):
+        return population.Generated(people.size, _with_larger, people)
+
+    return algorithm._replace(
+        init=lambda key, params, people: algorithm.init(key, params, labelled(people)),
+        step=lambda key, state, people: algorithm.step(key, state, labelled(people)),
+        observe=None,
+    )
+
+
 def _classifying(make, **options):
-    """A recipe of classifiers; nobody has a row of the last of three classes."""
+    """A recipe of classifiers."""
 
     def made():
-        algorithm = make(
-            from_fn(lambda key: jnp.zeros(3), three_logits), SAMPLER, optax.sgd(p.RATE), **WORK, **RUN, **options
-        )
-
-        def labelled(people):
-            return population.Generated(people.size, _with_classes, people)
-
-        return algorithm._replace(
-            init=lambda key, params, people: algorithm.init(key, params, labelled(people)),
-            step=lambda key, state, people: algorithm.step(key, state, labelled(people)),
-            observe=None,
-        )
+        model = from_fn(lambda key: jnp.zeros(3), three_logits)
+        return _classified(make(model, SAMPLER, optax.sgd(p.RATE), **WORK, **RUN, **options))
 
     return made
+
+
+def _two_heads():
+    """FedRoD, whose heads are three biases; the laws' model is the body."""
+    model = from_fn(
+        lambda key: {"body": jnp.zeros(3), "output": jnp.zeros(3)},
+        lambda params, x: three_logits(params["body"], x) + params["output"][None],
+    )
+    made = _classified(algorithms.fedrod(model, SAMPLER, optax.sgd(p.RATE), **WORK, **RUN))
+    return made._replace(
+        init=lambda key, params, people: made.init(key, {"body": params, "output": jnp.zeros(3)}, people),
+        params=lambda state: made.params(state)["body"],
+    )
 
 
 def _contrasting():
@@ -1159,6 +1182,13 @@ CASES = {
         ),
         "fedadagrad": Row(_recipe(algorithms.fedadagrad), edge="whole"),
         "fedadam": Row(_recipe(algorithms.fedadam), compiled=True, edge="whole"),
+        "fedamp": Row(
+            _recipe(algorithms.fedamp),
+            params_kind=ParamsKind.ONE_OF,
+            own_models=True,
+            counts_alike=True,
+            other={"width": 3.0},
+        ),
         "fedasync": Row(_asynchronous(algorithms.fedasync, arrivals_per_step=3), compiled=True),
         "fedat": Row(
             lambda: algorithms.fedat(
@@ -1246,6 +1276,7 @@ CASES = {
         ),
         "moon": Row(_contrasting, any_params=False, edge="whole", weighed=False),
         "fedrs": Row(_classifying(algorithms.fedrs), edge="whole", other={"absent_scale": 0.2}, weighed=False),
+        "fedrod": Row(_two_heads, own_models=True, edge="whole", weighed=False, other={"own": ["body"]}),
         "fedsam": Row(_recipe(algorithms.fedsam), edge="whole"),
         "fedsgd": Row(
             lambda: algorithms.fedsgd(p.linear_loss, SAMPLER, optax.sgd(p.RATE), **RUN), edge="whole", plain_sgd=True

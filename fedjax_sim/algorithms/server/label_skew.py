@@ -11,14 +11,12 @@ import optax
 from jax.core import Tracer
 
 from fedjax_sim import aggregation, client, server, tree
-from fedjax_sim.client.labels import rows_of_classes
+from fedjax_sim.client.labels import EXCLUDED, rows_of_classes
 from fedjax_sim.models import Model, softmax_cross_entropy, supervised
 from fedjax_sim.round.federated import federated
 from fedjax_sim.round.options import RecipeOptions
 from fedjax_sim.types import Aggregator, Algorithm, Array, ClientData, ClientUpdate, PyTree, Sampler
 from fedjax_sim.validate import NonNegative, Positive, Share, named_arguments
-
-EXCLUDED = 1e9  # below all logits: exp(-EXCLUDED) is 0, and no infinity meets a 0 where a client has no rows
 
 
 @named_arguments
