@@ -28,6 +28,7 @@ from fedjax_sim.algorithms.hierarchy.hierfavg import (
 from fedjax_sim.algorithms.personal.apfl import apfl as apfl
 from fedjax_sim.algorithms.personal.clustered_by_updates import clustered_by_updates as clustered_by_updates
 from fedjax_sim.algorithms.personal.ditto import ditto as ditto
+from fedjax_sim.algorithms.personal.fedala import fedala as fedala
 from fedjax_sim.algorithms.personal.fedamp import fedamp as fedamp
 from fedjax_sim.algorithms.personal.fedem import fedem as fedem
 from fedjax_sim.algorithms.personal.fedmd import fedmd as fedmd

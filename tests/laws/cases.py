@@ -1182,6 +1182,13 @@ CASES = {
         ),
         "fedadagrad": Row(_recipe(algorithms.fedadagrad), edge="whole"),
         "fedadam": Row(_recipe(algorithms.fedadam), compiled=True, edge="whole"),
+        "fedala": Row(
+            _keeping(algorithms.fedala),
+            own_models=True,
+            edge="whole",
+            weighed=False,
+            other={"weight_learning_rate": 0.2, "weight_steps": 1},
+        ),
         "fedamp": Row(
             _recipe(algorithms.fedamp),
             params_kind=ParamsKind.ONE_OF,

@@ -86,7 +86,7 @@ def oracle(derivative):
 @pytest.mark.parametrize("name", METHODS)
 def test_matches_numpy(name):
     """Clients of one to three classes. Catches counts of a minibatch or of all clients, a margin of n^(+1/4), an absent
-    class that still pulls, the teacher of another round, a divergence the other way round."""
+    class that still pulls, and the teacher of another round."""
     make, options, derivative = METHODS[name]
     found, info = trained(make, **options)
     np.testing.assert_allclose(found, oracle(derivative), rtol=2e-4, atol=2e-5)
@@ -133,7 +133,8 @@ def test_padding_is_of_no_class():
 
 
 def test_the_received_model_teaches_nothing_new():
-    """Divergence and gradient are 0 at equal logits, and elsewhere NumPy's. Catches the true class in a softmax."""
+    """Divergence and gradient are 0 at equal logits, and elsewhere NumPy's. Catches the true class in a softmax, and
+    a divergence the other way round."""
     rng = np.random.default_rng(1)
     z, t = (rng.normal(size=(3, CLASSES)).astype(np.float32) * 3 for _ in range(2))
     y = np.array([1, 3, 0])
