@@ -112,6 +112,7 @@ def fedamp(
         evaluated=Evaluated(
             lambda state, ids: tree.take_rows(state.server.models, ids),
             has_trained=lambda state, ids: state.server.has_trained[ids],
+            models=lambda state: (state.server.models, jnp.int32(population_size)),
         ),
         metrics=metrics_of(star),
         params_kind=star.params_kind,

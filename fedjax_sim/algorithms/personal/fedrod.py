@@ -8,6 +8,7 @@ from typing import Unpack
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from fedjax_sim import aggregation, client, server, tree
 from fedjax_sim.algorithms.personal.own_models import with_own_models
@@ -75,7 +76,7 @@ def fedrod(
             wide = logits.astype(tree.at_least_float32(logits.dtype))
             return softmax_cross_entropy(logits, y) | {"loss": softmax_cross_entropy(wide + shift, y)["loss"]}
 
-        is_off = isinstance(exponent, (int, float)) and exponent == 0
+        is_off = not isinstance(exponent, Tracer) and exponent == 0
         generic = plain if is_off else supervised(model, balanced)
 
         def loss_fn(models, examples, key):
