@@ -182,6 +182,7 @@ def _on_changed_logits(
     work, round_options = client.local_work(options)
 
     def loss_of(broadcast: PyTree, data: ClientData) -> Callable:
+        assert change is not None, "without a change the plain loss is taken"
         rows = rows_of_classes(model, broadcast, data)
 
         def loss(logits, y):
