@@ -182,10 +182,10 @@ def _on_changed_logits(
     work, round_options = client.local_work(options)
 
     def loss_of(broadcast: PyTree, data: ClientData) -> Callable:
-        assert change is not None, "without a change the plain loss is taken"
         rows = rows_of_classes(model, broadcast, data)
 
         def loss(logits, y):
+            assert change is not None, "without a change the plain loss is taken"
             values = softmax_cross_entropy(logits, y)
             wide = logits.astype(tree.at_least_float32(logits.dtype))
             trained = softmax_cross_entropy(change(wide, rows), y)["loss"]
