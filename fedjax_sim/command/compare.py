@@ -121,7 +121,8 @@ def _show_table(compared_runs: Any, table: Any, folders: list[str]) -> None:
     """
     from rich.text import Text
 
-    from fedjax_sim.sweeps.table import shown_value, words_on_own_models, words_on_ties
+    from fedjax_sim.sweeps.labels import shown_value
+    from fedjax_sim.sweeps.table import words_on_own_models, words_on_ties
 
     console = terminal.console()
     header, rows = table.texts()

@@ -167,9 +167,7 @@ def _drop_unstarted(folder: Path | None, new_folder: Path | None, new_file: Path
 
 def _values(rung: Any) -> str:
     """Names the best combination of a rung of successive halving."""
-    from fedjax_sim.sweeps.curves import label_of
-
-    return label_of(rung.result.names, tuple(rung.kept[0].values()))
+    return rung.result.row_labels()[tuple(rung.kept[0].values())]
 
 
 def _figure(result: Any, metric: str, folder: Path) -> None:
@@ -232,7 +230,7 @@ def _show_differences(loaded: Any) -> None:
     Args:
       loaded: the `SweepConfig`.
     """
-    from fedjax_sim.sweeps.table import shown_value
+    from fedjax_sim.sweeps.labels import shown_value
 
     differences = loaded.differences()
     if differences:
@@ -260,12 +258,11 @@ def _show(result: Any, metric: str, cells: list[dict], folder: Path) -> None:
     """
     from rich.text import Text
 
-    from fedjax_sim.sweeps.table import shown_metric, shown_number, shown_value, words_on_own_models, words_on_ties
+    from fedjax_sim.sweeps.labels import short_names, shown_value
+    from fedjax_sim.sweeps.table import shown_metric, shown_number, words_on_own_models, words_on_ties
 
     grid = terminal.grid(header_style="dim")
-    # Columns are named by the last word of a path, unless two paths end in the same word.
-    short_names = [name.rpartition(".")[2] for name in result.names]
-    names = short_names if len(set(short_names)) == len(short_names) else result.names
+    names = short_names(result.names)
     for name in (*names, "seeds", metric, "minus the first", "diverged"):
         grid.add_column(name, justify="right", overflow="fold")
     for cell, difference in zip(cells[:MOST_ROWS], result.difference_of_each(metric), strict=False):

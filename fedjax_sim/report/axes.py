@@ -11,7 +11,8 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -48,6 +49,8 @@ STYLE: dict[RcKeyType, Any] = {
     "legend.frameon": False,
     "legend.handlelength": 2.2,
     "lines.linewidth": 1.7,
+    "pdf.fonttype": 42,  # TrueType: letters stay letters, as publishers ask
+    "ps.fonttype": 42,
     "svg.fonttype": "none",
     "svg.hashsalt": "fedjax_sim",
     "text.color": INK,
@@ -59,6 +62,105 @@ STYLE: dict[RcKeyType, Any] = {
     "ytick.labelsize": 8.5,
     "ytick.major.size": 0,
 }
+
+
+PAPER: dict[RcKeyType, Any] = {
+    "axes.labelsize": 8.0,
+    "axes.titlesize": 8.0,
+    "figure.constrained_layout.w_pad": 0.04,
+    "font.size": 8.0,
+    "legend.fontsize": 7.5,
+    "legend.handlelength": 1.8,
+    "lines.linewidth": 1.2,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+}
+# name -> (inches, settings besides those of all figures)
+STYLES: Mapping[str, tuple[float, Mapping[RcKeyType, Any]]] = {"page": (WIDTH, {}), "paper": (3.3, PAPER)}
+LETTER = 0.6  # of a font's size: the width that a letter is given
+# Bytes of a file follow from the figure alone: no date, and no version of the software.
+METADATA: dict[str, dict[str, None]] = {
+    "pdf": dict.fromkeys(("CreationDate", "Creator", "Producer")),
+    "png": {"Software": None},
+    "svg": dict.fromkeys(("Date", "Creator", "Type", "Format")),
+}
+_chosen: ContextVar[tuple[float, Mapping[RcKeyType, Any]]] = ContextVar("style", default=STYLES["page"])
+
+
+@contextlib.contextmanager
+def chosen_style(name: str, inches: float | None = None) -> Iterator[None]:
+    """Gives figures that are drawn while the block runs a style of their own.
+
+    Args:
+      name: one of `STYLES`: "page", or "paper", whose figures are 3.3 inches wide with letters of 8 points.
+      inches: the width of figures, > 0; None for the style's.
+    """
+    own_width, settings = STYLES[name]
+    token = _chosen.set((own_width if inches is None else inches, settings))
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def width() -> float:
+    """Returns the width of figures, in inches."""
+    return _chosen.get()[0]
+
+
+def fitted(text: str, inches: float) -> str:
+    """Returns a text in lines that are not wider than a number of inches, in the style's letters.
+
+    Lines break at spaces, but not around "="; a word that is too long also behind a dot and the like.
+
+    Args:
+      text: in one line.
+      inches: > 0; a line has 8 letters at least.
+
+    >>> fitted("fedprox, alpha = 0.1", 0.8).splitlines()
+    ['fedprox,', 'alpha\xa0=\xa00.1']
+    >>> fitted("error_feedback.quantize", 0.9).splitlines()
+    ['error_', 'feedback.', 'quantize']
+    """
+    most = max(8, int(72 * inches / (LETTER * _setting("font.size"))))
+    lines = [""]
+    for word in text.replace(" = ", "\u00a0=\u00a0").split(" "):
+        pieces = re.split(r"(?<=[._=/\u00a0-])", word) if len(word) > most else [word]
+        for i, piece in enumerate(pieces):
+            space = " " if i == 0 and lines[-1] else ""
+            if len(lines[-1]) + len(space + piece) <= most:
+                lines[-1] += space + piece
+            else:
+                lines += [piece[k : k + most] for k in range(0, len(piece), most)]
+    return "\n".join(lines[1:] if not lines[0] else lines)
+
+
+def _setting(name: RcKeyType) -> Any:
+    """Returns a setting of the style."""
+    return {**STYLE, **_chosen.get()[1]}[name]
+
+
+def keep_within(axes: Any, which: str, low: float, high: float) -> None:
+    """Ends an axis, "x" or "y", where the numbers on it do; infinite ends bound nothing.
+
+    Points that lie at such an end are drawn whole.
+    """
+    place = "xy".index(which)
+    ends = (axes.get_xlim, axes.get_ylim)[place]()
+    inner = max(ends[0], low), min(ends[1], high)
+    (axes.set_xlim, axes.set_ylim)[place](*inner)
+    for line in axes.lines if inner != ends else ():
+        values = [point[place] for point in line.get_xydata() if math.isfinite(point[place])]
+        if line.get_marker() not in ("_", "|") and all(inner[0] <= value <= inner[1] for value in values):
+            line.set_clip_on(False)
+
+
+def few_ticks(axes: Any, inches: float) -> None:
+    """Leaves a horizontal axis of numbers as many ticks as have room in its width."""
+    from matplotlib.ticker import MaxNLocator
+
+    if isinstance(locator := axes.xaxis.get_major_locator(), MaxNLocator) and inches < 2.5:
+        locator.set_params(nbins=max(2, int(2.5 * inches)))
 
 
 @contextlib.contextmanager
@@ -76,7 +178,7 @@ def style() -> Iterator[None]:
     defaults: dict[RcKeyType, Any] = {
         k: v for k, v in matplotlib.rcParamsDefault.items() if not k.startswith(machine_settings)
     }
-    with matplotlib.rc_context({**defaults, **STYLE}):
+    with matplotlib.rc_context({**defaults, **STYLE, **_chosen.get()[1]}):
         yield
 
 
@@ -91,7 +193,15 @@ def legend(figure: Any, panels: Iterable[Any]) -> None:
         for handle, name in named:
             handles.setdefault(name, handle)
     if handles:
-        figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=6, columnspacing=1.6)
+        names = [fitted(name, 0.8 * width()) for name in handles]
+        heights = [1 + name.count("\n") for name in names]
+        letters = max(len(line) for name in names for line in name.split("\n")) + 6  # with the line before a name
+        size = _setting("legend.fontsize")
+        columns = max(1, min(6, int(72 * figure.get_figwidth() / (LETTER * size * letters))))
+        figure.legend(handles.values(), names, loc="outside upper left", ncols=columns, columnspacing=1.6)
+        num_lines = sum(heights) / columns
+        if num_lines > 1:
+            figure.set_figheight(figure.get_figheight() + 1.5 * size / 72 * (num_lines - 1))
 
 
 def logarithmic(axes: Any, which: str = "xy", linear_below: float | None = None) -> None:
@@ -197,17 +307,23 @@ def _lay_out(figure: Any) -> None:
 
 
 def image(figure: Any, form: str, **options: Any) -> bytes:
-    """Returns a figure as a file of a form such as "png" or "svg"; texts of an SVG are printable.
+    """Returns a figure as a file of a form such as "png", "svg" or "pdf"; texts of an SVG are printable.
 
     Args:
       figure: a matplotlib Figure.
       form: of matplotlib's `savefig`.
       options: further ones of `savefig`.
+
+    Guarantees: the same figure gives the same bytes, in every process
+    (tests/sweeps/test_drawing.py::test_files_have_the_same_bytes).
     """
+    import matplotlib
+
     buffer = io.BytesIO()
-    with warnings.catch_warnings():
+    # Letters of a file are its own, whatever fonts its reader has.
+    with style(), matplotlib.rc_context({"svg.fonttype": "path"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")
-        figure.savefig(buffer, format=form, dpi=200, **options)
+        figure.savefig(buffer, format=form, dpi=200, metadata=METADATA.get(form), **options)
     return printable(buffer.getvalue().decode()).encode() if form == "svg" else buffer.getvalue()
 
 

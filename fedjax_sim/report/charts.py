@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from fedjax_sim import validate
-from fedjax_sim.report.axes import BLACK, BLUE, GREY, INK, ORANGE, WIDTH, logarithmic
+from fedjax_sim.report.axes import BLACK, BLUE, GREY, INK, ORANGE, logarithmic, width
 
 Row: TypeAlias = dict[str, Any]
 
@@ -48,7 +48,7 @@ MOST_NUMBERED = 16  # columns of a map up to which each cell has its number
 
 
 def panels(rows: int, columns: int, height: float = 3.1, **grid: Any) -> tuple[Any, list[Any]]:
-    """Makes a figure as wide as a page, with a grid of panels.
+    """Makes a figure as wide as the style says, with a grid of panels.
 
     Args:
       rows: panels from top to bottom.
@@ -60,7 +60,7 @@ def panels(rows: int, columns: int, height: float = 3.1, **grid: Any) -> tuple[A
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
+    figure = Figure(figsize=(width(), height * rows), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, **grid).flat)
 
 
@@ -174,6 +174,7 @@ def dots(
     series = _series(rows, by)
     places = {name: i for i, name in enumerate(dict.fromkeys(row[names] for row in rows))}
     shown = []
+    is_empty = True
     for i, (look, name) in enumerate(zip(LOOKS, series, strict=False)):
         # The dots of one name share 0.6 of its line.
         shift = 0.6 * ((i + 0.5) / len(series) - 0.5)
@@ -186,6 +187,7 @@ def dots(
                 is_open = filled is not None and not row[filled]
                 form = MARKER_STYLE | (OPEN | {"markeredgecolor": look.color} if is_open else {})
                 panel.plot(middle, height, look.marker, color=look.color, **form)
+                is_empty = False
             else:
                 left = {"transform": panel.get_yaxis_transform(), "clip_on": False}
                 panel.plot(0.02, height, "x", color=look.color, label=cross, **left)
@@ -199,6 +201,8 @@ def dots(
     panel.set(xlabel=label or _words(value), ylim=(len(places) - 0.4, -0.6))
     panel.grid(False, axis="y")
     _scale(panel, [_number(row[value]) for row in rows], "x" * log)
+    if is_empty:
+        panel.set_xticks([])  # no number, no scale
     _legend(panel, shown if len(shown) > 1 else [])
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 NOTHING = "\N{EN DASH}"  # shown in place of a missing value
 
@@ -30,6 +34,24 @@ def in_percent(metric: str) -> tuple[float, str]:
     """
     name = metric.replace("_", " ")
     return (100.0, f"{name} (%)") if metric.endswith("accuracy") else (1.0, name)
+
+
+def bounds_of(metric: str, values: Sequence[float] | np.ndarray = ()) -> tuple[float, float]:
+    """Returns the least and the largest number that a metric can be, as far as its name says.
+
+    Args:
+      metric: its name.
+      values: finite numbers of it, which show that a metric of the user's is none of those.
+
+    >>> bounds_of("test_accuracy"), bounds_of("test_loss"), bounds_of("my_accuracy", [80.0])
+    ((0.0, 1.0), (-inf, inf), (-inf, inf))
+    """
+    low, high = -math.inf, math.inf
+    if metric.endswith(("accuracy", "attack_success")):
+        low, high = 0.0, 1.0
+    elif metric.endswith(("bytes", "seconds", "epsilon", "perplexity", "_so_far")):
+        low = 0.0
+    return (low, high) if all(low <= value <= high for value in values) else (-math.inf, math.inf)
 
 
 def is_better_low(metric: str) -> bool:

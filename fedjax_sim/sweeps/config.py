@@ -17,6 +17,7 @@ from fedjax_sim.config.registry import CHAINS
 from fedjax_sim.config.resolve import resolve
 from fedjax_sim.config.toml import inline, written
 from fedjax_sim.config.value_kinds import Words, nearest_word, problem
+from fedjax_sim.sweeps.labels import NONE
 
 # Options of a run that a sweep refuses, and why.
 REFUSED = {
@@ -31,7 +32,6 @@ ABSENT = Words("absent")
 SHARED = {"run": "All points share the rounds"}
 # Points that differ in one of these tables share no program: each such group is run by itself.
 SEPARATE = ("data", "model")
-NONE = "none"  # beside tables on an axis: the point without the part
 
 
 class Halving(NamedTuple):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from fedjax_sim import validate
-from fedjax_sim.report import charts, plots
-from fedjax_sim.report.numbers import in_percent
-from fedjax_sim.sweeps.curves import label_of
+from fedjax_sim.report import axes, charts, plots
+from fedjax_sim.report.numbers import bounds_of
+from fedjax_sim.sweeps.labels import metric_words
 from fedjax_sim.sweeps.results import Sweep
 
 MOST_COMBINATIONS = 60
 NO_GAP: dict[str, Any] = {"difference": 0.0, "low": 0.0, "high": 0.0, "diverged": 0}  # of the first from itself
+SHARE_OF_NAMES = 0.34  # of the width, at most
 
 
 @plots.style()
@@ -21,7 +22,7 @@ def dots_figure(found: Sweep, metric: str, *, confidence: float = 0.95) -> Any:
     The left panel has the mean over seeds with its Student-t interval. The right panel has the difference from the
     first combination (of the same data and model), taken seed by seed, with its interval. The first itself lies at 0.
     Combinations whose interval leaves out 0 are filled dots, and others open ones. A combination of which a seed
-    diverged has a cross and no mean.
+    diverged has a cross and no mean. An axis ends where the metric does.
 
     Args:
       found: a sweep over a grid, or compared runs.
@@ -40,24 +41,35 @@ def dots_figure(found: Sweep, metric: str, *, confidence: float = 0.95) -> Any:
     if len(cells) > MOST_COMBINATIONS:
         hint = "Draw parts of the sweep, or see the table."
         validate.fail("found", f"at most {MOST_COMBINATIONS} combinations to draw", len(cells), hint)
-    factor, name = in_percent(metric)
-    labels = [label_of(found.names, tuple(cell[name] for name in found.names)) for cell in cells]
+    factor, name = metric_words(metric, found.labels)
+    width = axes.width()
+    labels = [axes.fitted(label, SHARE_OF_NAMES * width) for label in found.row_labels().values()]
     means = [
-        {"combination": label} | {name: factor * cell[name] for name in ("mean", "low", "high")}
-        for label, cell in zip(labels, cells, strict=True)
+        {"combination": i} | {name: factor * cell[name] for name in ("mean", "low", "high")}
+        for i, cell in enumerate(cells)
     ]
     differences: list[dict[str, Any]] = []
-    for label, gap in zip(labels, gaps, strict=True):
+    for i, gap in enumerate(gaps):
         gap = gap or NO_GAP
         differs = gap["low"] > 0 or gap["high"] < 0
         difference = {name: factor * gap[name] for name in ("difference", "low", "high")}
-        differences.append({"combination": label, "differs": differs} | difference)
+        differences.append({"combination": i, "differs": differs} | difference)
         if gap["diverged"]:
             # A cross stands beside the dot of the seeds that are left.
-            differences.append({"combination": label, "difference": None})
-    figure, (left, right) = charts.panels(1, 2, height=1.0 + 0.26 * max(len(cells), 3), sharey=True)
-    charts.dots(left, means, "combination", "mean", label=f"{name} after {found.last_round:,} rounds")
-    words = "Difference from the first" + (", in points" if factor == 100 else "")
-    charts.dots(right, differences, "combination", "difference", filled="differs", label=words)
+            differences.append({"combination": i, "difference": None})
+    num_lines = len(labels) * max(2, *(1 + label.count("\n") for label in labels))
+    figure, (left, right) = charts.panels(1, 2, height=1.0 + 0.13 * max(num_lines, 6), sharey=True)
+    room = (1 - SHARE_OF_NAMES) * width / 2
+    words = axes.fitted(f"{name} after {found.last_round:,} rounds", room)
+    charts.dots(left, means, "combination", "mean", label=words, cross="diverged")
+    words = axes.fitted("Difference from the first" + (", in points" if factor == 100 else ""), room)
+    charts.dots(right, differences, "combination", "difference", filled="differs", label=words, cross="diverged")
+    left.set_yticks(range(len(labels)), labels, fontsize=charts.LEGEND_FONT_SIZE)
     right.axvline(0, color=charts.INK, linewidth=0.9)
+    low, high = (factor * end for end in bounds_of(metric, found.numbers(metric)))
+    axes.keep_within(left, "x", low, high)
+    axes.keep_within(right, "x", low - high, high - low)
+    for panel in (left, right):
+        axes.few_ticks(panel, room)
+    plots.legend(figure, (left, right))
     return figure

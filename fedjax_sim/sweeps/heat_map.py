@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fedjax_sim import validate
-from fedjax_sim.report import charts, plots
-from fedjax_sim.report.numbers import in_percent, is_better_low
+from fedjax_sim.report import axes, charts, plots
+from fedjax_sim.report.numbers import is_better_low
 from fedjax_sim.sweeps.figure import are_numbers
+from fedjax_sim.sweeps.labels import metric_words
 from fedjax_sim.sweeps.results import Sweep
 from fedjax_sim.sweeps.table import shown_metric
 
@@ -41,12 +42,14 @@ def sweep_heat_map(found: Sweep, metric: str) -> Any:
     if names is None:
         validate.fail("found", "a sweep over two options with three numbers each", ", ".join(found.names) or "seeds")
     x, y = names
-    factor, words = in_percent(metric)
+    factor, words = metric_words(metric, found.labels)
     rows = [cell | {"shown": factor * cell["mean"]} for cell in found.summary(metric)]
     rows.sort(key=lambda row: (-row[y], row[x]))
     figure, (panel,) = charts.panels(1, 1, height=1.2 + 0.34 * len({row[y] for row in rows}))
     # Colours of a loss run the other way, so that darker is better for it too.
-    charts.heat_map(panel, rows, x, y, "shown", less_is_darker=is_better_low(metric), xlabel=x, ylabel=y,
+    charts.heat_map(panel, rows, x, y, "shown", less_is_darker=is_better_low(metric), xlabel=found.labels.options.get(x, x),
+                    ylabel=found.labels.options.get(y, y),
                     shown=lambda mean: shown_metric(metric, mean, 4))  # fmt: skip
-    panel.set_title(f"{words} after {found.last_round:,} rounds, darker is better")
+    title = f"{words} after {found.last_round:,} rounds, darker is better"
+    panel.set_title(axes.fitted(title, 0.8 * axes.width()))
     return figure

@@ -10,7 +10,7 @@ from fedjax_sim.report.charts import LOOKS
 from fedjax_sim.report.html import choice, escape, figure, html_table, page, table_of_rows
 from fedjax_sim.report.numbers import recorded_number
 from fedjax_sim.report.plots import scaled_bytes
-from fedjax_sim.sweeps.curves import curves_figure, label_of
+from fedjax_sim.sweeps.curves import curves_figure
 from fedjax_sim.sweeps.dots import MOST_COMBINATIONS, dots_figure
 from fedjax_sim.sweeps.figure import are_numbers, sweep_figure
 from fedjax_sim.sweeps.heat_map import map_axes, sweep_heat_map
@@ -130,8 +130,9 @@ def in_words(found: Sweep, metric: str, confidence: float = 0.95) -> Iterable[st
                 "interval of a paired difference holds 0."
             )
         else:
+            labels = found.row_labels()
             names = [
-                f"{label_of(found.names, tuple(gap[name] for name in found.names))} "
+                f"{labels[tuple(gap[name] for name in found.names)]} "
                 f"({gap['difference']:+.3g}, {gap['low']:+.3g} to {gap['high']:+.3g})"
                 for gap in different
             ]
@@ -152,10 +153,10 @@ def in_words(found: Sweep, metric: str, confidence: float = 0.95) -> Iterable[st
 
 def _differing_rows(found: Sweep, differing: Mapping[str, Sequence[Any]]) -> Iterable[tuple[str, str]]:
     """Yields an option and its values, with the combinations that have them."""
-    combinations = list(dict.fromkeys(tuple(row[name] for name in found.names) for row in found.rows))
+    labels = found.row_labels().values()
     for path, values in differing.items():
         owners: dict[str, list[str]] = {}
-        for value, combination in zip(values, combinations, strict=True):
+        for value, label in zip(values, labels, strict=True):
             text = "none" if value is None else str(value)
-            owners.setdefault(text, []).append(label_of(found.names, combination))
+            owners.setdefault(text, []).append(label)
         yield path, "; ".join(f"{text} ({', '.join(names)})" for text, names in owners.items())

@@ -14,6 +14,7 @@ from fedjax_sim import validate
 from fedjax_sim.files.text_files import csv_text
 from fedjax_sim.report.plots import recorded_number
 from fedjax_sim.running.files import write_atomically
+from fedjax_sim.sweeps.labels import Labels, labels_of
 
 OWN = ("seed", "round")
 OWN_MODELS = "personal_clients"  # in a row: how many clients' own models were judged; absent where there are none
@@ -45,6 +46,7 @@ class Sweep(NamedTuple):
     seconds: float = 0.0
     # Names whose values are other clients or another model: differences are taken where these are equal.
     apart: tuple[str, ...] = ()
+    labels: Labels = Labels()
 
     def column(self, name: str) -> np.ndarray:
         """Returns a column of all rows; metrics as floats.
@@ -55,6 +57,16 @@ class Sweep(NamedTuple):
         values = [row.get(name) for row in self.rows]
         is_label = name in (*OWN, *self.names)
         return np.array(values) if is_label else np.array([recorded_number(value) for value in values])
+
+    def row_labels(self) -> dict[tuple, str]:
+        """Returns a label for each combination, by its values of `names`; no two are alike."""
+        combinations = (tuple(row[name] for name in self.names) for row in self.rows)
+        return labels_of(self.names, combinations, self.labels)
+
+    def numbers(self, metric: str) -> np.ndarray:
+        """Returns the finite numbers of a metric in all rows."""
+        numbers = np.array([recorded_number(row.get(metric)) for row in self.rows])
+        return numbers[np.isfinite(numbers)]
 
     @property
     def last_round(self) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, Protocol
 
-from fedjax_sim.files.regular_files import toml_of
 from fedjax_sim.files.text_files import csv_text
+from fedjax_sim.sweeps.labels import short_names, shown_value
 from fedjax_sim.sweeps.results import OWN_MODELS, Sweep
 from fedjax_sim.text.bounds import shown_up
 from fedjax_sim.text.printable import printable_line
@@ -23,9 +23,7 @@ class ComparisonTable(NamedTuple):
 
     def texts(self) -> tuple[list[str], list[list[str]]]:
         """Returns (header, rows) as a reader wants them: a mean with half of its interval's width."""
-        # Columns are named by the last word of a path, or by the table whose part is named, unless two would be alike.
-        short = [name.removesuffix(".name").rpartition(".")[2] for name in self.names]
-        names = short if len(set(short)) == len(short) else list(self.names)
+        names = short_names(self.names)
         header = [*map(printable_line, names), "seeds", printable_line(self.metric), "minus the first", "p", "diverged"]
         rows = []
         for row in self.rows:
@@ -71,38 +69,6 @@ def sweep_comparison(found: Sweep, metric: str, *, confidence: float = 0.95) -> 
         kept = ("seeds", "diverged", "mean", "low", "high")
         rows.append({name: cell[name] for name in (*found.names, *kept)} | differences)
     return ComparisonTable(found.names, metric, rows)
-
-
-def shown_value(value: Any) -> str:
-    """Returns a value of a grid as a short text: of a table its options, without braces.
-
-    Args:
-      value: a number, a truth value, None, or a text, which may be a table in TOML.
-
-    >>> shown_value("{error_feedback = {quantize = {bits = 8}}}"), shown_value('{name = "fedprox", coefficient = 0.5}')
-    ('error_feedback.quantize.bits=8', 'fedprox, coefficient=0.5')
-    >>> shown_value("{top_k = {share = 0.1}, clip = {}}"), shown_value("{}"), shown_value(0.1)
-    ('top_k.share=0.1, clip', '{}', '0.1')
-    """
-    text = str(value)
-    if not text.startswith("{"):
-        return text
-    try:
-        table = toml_of(f"value = {text}")["value"]
-    except ValueError:
-        return text  # a text that only begins as a table does
-    return ", ".join(_shown_options(table)) or text
-
-
-def _shown_options(table: dict[str, Any], prefix: str = "") -> list[str]:
-    """Returns the options of a table as short texts; a table without options is named."""
-    texts = []
-    for name, value in table.items():
-        if isinstance(value, dict):
-            texts += _shown_options(value, f"{prefix}{name}.") or [f"{prefix}{name}"]
-        else:
-            texts.append(str(value) if prefix + name == "name" else f"{prefix}{name}={value}")
-    return texts
 
 
 def words_on_ties(found: Sweep, metric: str) -> str:
