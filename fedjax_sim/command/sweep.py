@@ -74,6 +74,7 @@ def sweep(
         if metric is not None and loaded.metrics is not None and metric not in loaded.metrics:
             rule = "one of sweep.metrics, which rows keep: " + ", ".join(loaded.metrics)
             raise ConfigError([problem("--metric", rule, metric, nearest_word(metric, loaded.metrics))])
+        wanted = metric or loaded.presentation.metric
         prepare()
         tables = loaded.configs[0].resolved()
         data_name = tables["data"]["name"]
@@ -84,16 +85,16 @@ def sweep(
             new_file = _write_config(loaded, folder, _command(config, own_modules, without, settings))
         rungs = []
         if loaded.halving is None:
-            result = run_sweep(loaded, folder, resume=resume, progress=not quiet, metric=metric)
+            result = run_sweep(loaded, folder, resume=resume, progress=not quiet, metric=wanted)
         else:
             rungs = run_halving(loaded, folder, resume=resume, progress=not quiet)
             result = rungs[-1].result
             result.write(folder)
             loaded = loaded.only([{name: row[name] for name in result.names} for row in result.rows])
-        shown_metric = metric or (loaded.halving.metric if loaded.halving else shown_by_default(result))
+        shown_metric = wanted or shown_by_default(result)
         cells = result.summary(shown_metric)
-        _figure(result, shown_metric, folder)
-        _tables(result, shown_metric, folder)
+        _figure(result, shown_metric, loaded.presentation.drawing, folder)
+        _tables(result, shown_metric, loaded.presentation.table, folder)
         _page(loaded, result, shown_metric, folder)
     except KeyboardInterrupt as error:
         has_points = _drop_unstarted(folder, new_folder, new_file)
@@ -170,30 +171,31 @@ def _values(rung: Any) -> str:
     return rung.result.row_labels()[tuple(rung.kept[0].values())]
 
 
-def _figure(result: Any, metric: str, folder: Path) -> None:
-    """Writes the figure of a sweep, as PNG and SVG."""
-    from fedjax_sim.report.axes import image
+def _figure(result: Any, metric: str, drawing: Any, folder: Path) -> None:
+    """Writes the figure of a sweep, as PDF, PNG and SVG."""
     from fedjax_sim.running.files import write_atomically
-    from fedjax_sim.sweeps.figure import sweep_figure
+    from fedjax_sim.sweeps.drawing import figure_files
 
     try:
-        figure = sweep_figure(result, metric)
+        files = figure_files(result, metric, drawing)
     except (ImportError, ValueError) as error:
         # Rows and table are written all the same: matplotlib may be missing, or the values may not be plottable.
         typer.echo(f"No figure: {error}", err=True)
         return
-    for kind in ("png", "svg"):
-        write_atomically(folder / f"sweep.{kind}", [image(figure, kind)])
+    for form, content in files.items():
+        write_atomically(folder / f"sweep.{form}", [content])
 
 
-def _tables(result: Any, metric: str, folder: Path) -> None:
-    """Writes the table of a sweep's last round as table.csv and table.tex."""
+def _tables(result: Any, metric: str, options: Any, folder: Path) -> None:
+    """Writes the table of a sweep's last round: its numbers as table.csv, and for a paper table.md and table.tex."""
     from fedjax_sim.running.files import write_atomically
-    from fedjax_sim.sweeps.table import as_csv, as_latex, sweep_comparison
+    from fedjax_sim.sweeps.paper_table import paper_latex, paper_markdown, paper_table
+    from fedjax_sim.sweeps.table import as_csv, sweep_comparison
 
-    table = sweep_comparison(result, metric)
-    for name, text in (("table.csv", as_csv(table)), ("table.tex", as_latex(table))):
-        write_atomically(folder / name, [text.encode()])
+    table = paper_table(result, metric, options)
+    texts = {"csv": as_csv(sweep_comparison(result, metric)), "md": paper_markdown(table), "tex": paper_latex(table)}
+    for form, text in texts.items():
+        write_atomically(folder / f"table.{form}", [text.encode()])
 
 
 def _page(loaded: Any, result: Any, metric: str, folder: Path) -> None:

@@ -17,6 +17,7 @@ from fedjax_sim.config.registry import CHAINS
 from fedjax_sim.config.resolve import resolve
 from fedjax_sim.config.toml import inline, written
 from fedjax_sim.config.value_kinds import Words, nearest_word, problem
+from fedjax_sim.sweeps import presentation
 from fedjax_sim.sweeps.labels import NONE
 
 # Options of a run that a sweep refuses, and why.
@@ -26,7 +27,7 @@ REFUSED = {
     "log": "Loggers get single runs.",
 }
 
-OPTIONS = ("seeds", "grid", "metrics", "batch", "halving")
+OPTIONS = ("seeds", "grid", "metrics", "batch", "halving", *presentation.OPTIONS)
 ABSENT = Words("absent")
 # Tables that no axis may vary -> why.
 SHARED = {"run": "All points share the rounds"}
@@ -53,6 +54,7 @@ class SweepConfig(NamedTuple):
     shown: frozenset[str]  # options that the grid names for every config
     halving: Halving | None = None
     axes: tuple[str, ...] = ()  # paths of the grid
+    presentation: presentation.Presentation = presentation.Presentation()
     document: Mapping[str, Any] = {}  # with `[sweep]`, as it was read and overridden
 
     def to_toml(self, folder: str | Path) -> str | None:
@@ -132,6 +134,11 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
       batch: points vmapped at once.
       halving: a table `[sweep.halving]` with `metric = "test_loss"`, `best = "lowest"` and, if it is not to be 3, a
         `factor`: successive halving (`sweeps.halving.run_halving`).
+      metric: the metric that figure and tables show.
+      labels: words in figures and tables. A table `[sweep.labels]` has, by an axis' path, a text in place of the path
+        or a list of texts in place of its values; `rows`, a text for each combination; and `metric`, for the metric.
+      figure: a table with the fields of `sweeps.drawing.Drawing`.
+      table: a table with the fields of `sweeps.paper_table.TableOptions`.
 
     Args:
       path: a TOML file or an example's name, as for `load`; relative paths in it are relative to its folder.
@@ -170,6 +177,7 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         problems.append(problem("sweep.batch", "an integer >= 1", batch))
     halving = _halving_of(table["halving"], problems) if "halving" in table else None
+    shown_as = presentation.presentation_of(table, axes, combinations, problems)
     for name in axes if halving is not None else ():
         if name.partition(".")[0] == "data":
             hint = "Numbers on other data cannot be compared: make a sweep for each."
@@ -205,6 +213,7 @@ def load_sweep(path: str | Path | None, overrides: Iterable[str] = (), without: 
         shown=shown,
         halving=halving,
         axes=tuple(axes),
+        presentation=shown_as,
         document=stated,
     )
 
@@ -409,10 +418,10 @@ def run_sweep(
         has_begun = folder is not None and (folder / POINTS).exists()
         results.append(_run_group(group, folder, resume and has_begun, progress, metric))
     if len(results) == 1:
-        return results[0]
+        return results[0]._replace(labels=loaded.presentation.labels)
     names = results[0].names
     apart = tuple(name for name in names if name.partition(".")[0] in SEPARATE)
-    result = union_of_sweeps(results, loaded.combinations)._replace(apart=apart)
+    result = union_of_sweeps(results, loaded.combinations)._replace(apart=apart, labels=loaded.presentation.labels)
     if directory is not None:
         result.write(directory)
     return result
@@ -524,7 +533,7 @@ def _run_group(loaded: SweepConfig, directory: Path | None, resume: bool, progre
             resume=resume,
             progress=progress,
             identity=identity,
-            needed=metric,
+            needed=[name for name in (metric, *loaded.presentation.table.metrics) if name is not None],
         )
 
 

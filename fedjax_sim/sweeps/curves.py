@@ -45,7 +45,8 @@ def curves_figure(found: Sweep, metric: str, *, confidence: float = 0.95, x: str
         validate.fail("found", f"at most {len(charts.LOOKS)} combinations to draw", len(cells_of_round[0]), hint)
     places = _axes(found)
     if x is not None:
-        places = {validate.one_of("x", x, tuple(places)): places[x]}
+        validate.one_of("x", x, tuple(places))
+        places = {x: places[x]}
     factor, metric_name = metric_words(metric, found.labels)
     labels = found.row_labels()
     figure, panels = charts.panels(1, len(places), height=3.2 if axes.width() > 5 else 2.4, sharey=True)

@@ -36,11 +36,9 @@ def check_drawing(drawing: Drawing, argument: str = "drawing") -> None:
       drawing: the wishes.
       argument: what an error calls them, with the field behind it.
     """
-    for name, options in (("kind", (*KINDS, None)), ("style", tuple(axes.STYLES))):
-        if (value := getattr(drawing, name)) not in options:
-            words = ", ".join(option for option in options if option)
-            hint = validate.nearest(str(value), [option for option in options if option])
-            validate.fail(f"{argument}.{name}", f"one of {words}", value, hint)
+    if drawing.kind is not None:
+        validate.one_of(f"{argument}.kind", drawing.kind, KINDS)
+    validate.one_of(f"{argument}.style", drawing.style, tuple(axes.STYLES))
     for name in ("x", "title", "xlabel", "ylabel"):
         if not isinstance(getattr(drawing, name), str | None):
             validate.fail(f"{argument}.{name}", "a text", getattr(drawing, name), error=TypeError)
@@ -80,9 +78,7 @@ def draw(found: Sweep, metric: str, drawing: Drawing | None = None) -> Any:
         first = figure.axes[0]
         with axes.style():
             if drawing.title is not None:
-                first.set_title("")
-                figure.suptitle(axes.fitted(drawing.title, 0.95 * axes.width()), x=0.01, ha="left",
-                                fontsize=first.title.get_fontsize())  # fmt: skip
+                first.set_title(axes.fitted(drawing.title, 0.6 * axes.width()))
             if drawing.xlabel is not None:
                 first.set_xlabel(axes.fitted(drawing.xlabel, axes.width() / len(figure.axes)))
             if drawing.ylabel is not None:

@@ -47,8 +47,8 @@ def sweep_heat_map(found: Sweep, metric: str) -> Any:
     rows.sort(key=lambda row: (-row[y], row[x]))
     figure, (panel,) = charts.panels(1, 1, height=1.2 + 0.34 * len({row[y] for row in rows}))
     # Colours of a loss run the other way, so that darker is better for it too.
-    charts.heat_map(panel, rows, x, y, "shown", less_is_darker=is_better_low(metric), xlabel=found.labels.options.get(x, x),
-                    ylabel=found.labels.options.get(y, y),
+    charts.heat_map(panel, rows, x, y, "shown", less_is_darker=is_better_low(metric),
+                    xlabel=found.labels.options.get(x, x), ylabel=found.labels.options.get(y, y),
                     shown=lambda mean: shown_metric(metric, mean, 4))  # fmt: skip
     title = f"{words} after {found.last_round:,} rounds, darker is better"
     panel.set_title(axes.fitted(title, 0.8 * axes.width()))

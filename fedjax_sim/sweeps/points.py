@@ -12,12 +12,14 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_sim import engine, tree, validate
 from fedjax_sim.prng import init_key
+from fedjax_sim.round.counts import word_pair_sum, words_of
 from fedjax_sim.running import executables
 from fedjax_sim.running.planning import check_memory
 from fedjax_sim.sweeps.traced_hyperparameters import Trace, lifted, replay, traced_program
-from fedjax_sim.types import Algorithm, Array, PyTree
+from fedjax_sim.types import Algorithm, Array, Count, PyTree
 
-COUNTED = ("dropped_clients", "skipped_rounds")  # counts that are summed between two looks: they show divergence
+# What is summed between two looks: counts that show divergence, and what curves are drawn over.
+SUMMED = ("dropped_clients", "skipped_rounds", "uplink_bytes", "downlink_bytes", "round_seconds")
 POINTS_AT_ONCE = 4096  # points in one program on a device
 MEMORY = 0.25  # the share of memory that points may take
 
@@ -198,10 +200,10 @@ class Points:
             def one_round(i, carry):
                 state, _, counted = carry
                 state, info = replay(step, values, jax.random.fold_in(key, first + i), state, population)
-                return state, info, {name: counted[name] + info[name] for name in counted}
+                return state, info, {name: _plus(sum_before, info[name]) for name, sum_before in counted.items()}
 
             no_info = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), info)
-            carry = (state, no_info, {name: no_info[name] for name in COUNTED if name in info})
+            carry = (state, no_info, {name: _zero(info[name]) for name in SUMMED if name in info})
             # Constants must vary over the devices as the results do, or the loop's types would differ.
             carry = tree.varying(carry, words.reshape(-1)[0])
             state, last_info, counted = jax.lax.fori_loop(0, count, one_round, carry)
@@ -315,3 +317,13 @@ class Points:
 def _key_shape(impl: str) -> tuple[int, ...]:
     """Returns the shape of the data of a key of this random generator."""
     return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl))).shape
+
+
+def _zero(entry: Any) -> Array:
+    """Returns the empty sum of an entry of a round's info: of a `Count`, the two words of an integer."""
+    return jnp.zeros(2, jnp.uint32) if isinstance(entry, Count) else jnp.zeros(entry.shape, entry.dtype)
+
+
+def _plus(sum_before: Array, entry: Any) -> Array:
+    """Returns a sum with another round's entry; bytes are exact modulo 2^64."""
+    return word_pair_sum(sum_before, words_of(entry)) if isinstance(entry, Count) else sum_before + entry

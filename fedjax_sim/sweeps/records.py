@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_sim import validate
 from fedjax_sim.running.arguments import num_arguments
-from fedjax_sim.running.log import as_record, as_records
+from fedjax_sim.running.log import as_record, as_records, plain
 from fedjax_sim.sweeps.results import OWN_MODELS
 
 
@@ -24,7 +24,7 @@ class Recorder:
       metrics: the metrics that rows keep; None for all.
       combinations, seeds: of the sweep; point p has combination p // S and seed p % S, for S seeds.
       epsilons: for each combination, an object whose `record(round, counts)` gives the privacy entries.
-      needed: a metric that rows must have; None for none.
+      needed: metrics that rows must have.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Recorder:
         combinations: list,
         seeds: list,
         epsilons: list,
-        needed: str | None,
+        needed: Sequence[str],
     ):
         self.evaluations = evaluations
         self.metrics = metrics
@@ -57,7 +57,7 @@ class Recorder:
         rows_by_point: dict[int, list[dict]] = {point: [] for point in points}
         totals: dict[str, np.ndarray] = {}
         for round, (infos, counts, params, states) in looks:
-            totals = {name: totals.get(name, 0) + value.astype(np.int64) for name, value in counts.items()}
+            totals = {name: totals.get(name, 0) + _exact(value) for name, value in counts.items()}
             records = as_records(round, infos, len(points))
             for i, (point, record) in enumerate(zip(points, records, strict=True)):
                 combination, seed = divmod(point, len(self.seeds))
@@ -71,7 +71,7 @@ class Recorder:
                 # A message that was missing in any round so far voids the epsilon from then on.
                 totals_of_point = {name: value[i] for name, value in totals.items()}
                 record |= self.epsilons[combination].record(round, totals_of_point)
-                record |= {f"{name}_so_far": int(value) for name, value in totals_of_point.items()}
+                record |= {f"{name}_so_far": plain(value) for name, value in totals_of_point.items()}
                 values = self.combinations[combination]
                 rows_by_point[point].append(
                     {"seed": self.seeds[seed], **values, "round": round, **self._kept(record, values)}
@@ -110,7 +110,14 @@ class Recorder:
             for name, value in record.items()
             if self.metrics is None or name in self.metrics or name.endswith("_so_far") or name == OWN_MODELS
         }
-        if self.needed is not None and self.needed not in entries:
-            hint = validate.nearest(self.needed, entries)
-            validate.fail("metric", "one of " + ", ".join(entries), self.needed, hint)
+        for name in self.needed:
+            if name not in entries:
+                validate.fail("metric", "one of " + ", ".join(entries), name, validate.nearest(name, entries))
         return entries
+
+
+def _exact(sums: np.ndarray) -> np.ndarray:
+    """Returns sums of each point, [n], in 64 bits; [n, 2] uint32 are the high and the low words of integers."""
+    if sums.ndim == 2:
+        return sums[:, 0].astype(np.int64) << 32 | sums[:, 1]
+    return sums.astype(np.float64 if np.issubdtype(sums.dtype, np.floating) else np.int64)

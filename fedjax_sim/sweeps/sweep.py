@@ -92,7 +92,8 @@ def sweep(
       progress: show a bar.
 
     Returns: a `Sweep`, with a row for each point and evaluated round: seed, values, round, metrics, and
-      `dropped_clients_so_far` and `skipped_rounds_so_far`, which show that a point diverged.
+      `dropped_clients_so_far` and `skipped_rounds_so_far`, which show that a point diverged. Where rounds tell of bytes
+      or of simulated time, `uplink_bytes_so_far`, `downlink_bytes_so_far` and `round_seconds_so_far` are their sums.
 
     Raises: the errors of `run`; ValueError for an `evaluation` of (params, state), and for both ways to evaluate;
       `checkpoint.CheckpointError` for a directory of another sweep.
@@ -168,7 +169,7 @@ def sweep_points(
     resume: bool,
     progress: bool,
     identity: Mapping[str, Any] | None = None,
-    needed: str | None = None,
+    needed: Sequence[str] = (),
 ) -> Sweep:
     """Does the work of `sweep` for given combinations.
 
@@ -179,9 +180,9 @@ def sweep_points(
       keys, starts: the key and the initial params of each seed.
       identity: as for `run`. A "grid" in it stands for the combinations, for example with the contents of files in
         place of their names.
-      needed: a metric that the rows must have; None for none.
+      needed: metrics that the rows must have.
 
-    Raises: ValueError after the first points, if they lack the metric that is `needed`.
+    Raises: ValueError after the first points, if they lack a metric that is `needed`.
     """
     started = time.perf_counter()
     evaluate_every = num_rounds if evaluate_every is None else evaluate_every

@@ -176,10 +176,18 @@ def as_latex(table: RunsTable) -> str:
 
 def _latex_row(cells: list[str]) -> str:
     """Returns a line of a LaTeX table."""
+    return " & ".join(map(latex_text, cells)) + r" \\"
+
+
+def latex_text(text: str) -> str:
+    r"""Returns a text as LaTeX shows it.
+
+    >>> print(latex_text("50% of a_b"))
+    50\% of a\_b
+    """
     special = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     special |= {character: f"\\{character}" for character in "&%$#_{}"}
-    texts = ["".join(special.get(character, character) for character in cell) for cell in cells]
-    return " & ".join(texts) + r" \\"
+    return "".join(special.get(character, character) for character in text)
 
 
 FORMATS = {"csv": as_csv, "latex": as_latex, "markdown": as_markdown}
