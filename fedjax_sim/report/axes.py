@@ -118,7 +118,7 @@ def fitted(text: str, inches: float) -> str:
       inches: > 0; a line has 8 letters at least.
 
     >>> fitted("fedprox, alpha = 0.1", 0.8).splitlines()
-    ['fedprox,', 'alpha\xa0=\xa00.1']
+    ['fedprox,', 'alpha = 0.1']
     >>> fitted("error_feedback.quantize", 0.9).splitlines()
     ['error_', 'feedback.', 'quantize']
     """
@@ -132,7 +132,7 @@ def fitted(text: str, inches: float) -> str:
                 lines[-1] += space + piece
             else:
                 lines += [piece[k : k + most] for k in range(0, len(piece), most)]
-    return "\n".join(lines[1:] if not lines[0] else lines)
+    return "\n".join(lines[1:] if not lines[0] else lines).replace("\u00a0", " ")
 
 
 def _setting(name: RcKeyType) -> Any:

@@ -13,7 +13,16 @@ MARKS = {"a run": OF_RUNS, "a sweep": OF_SWEEPS, "a study": OF_STUDIES}
 # What each writes beside its marks. Users have files of these names too; a sweep leaves their sweep.toml as it is.
 WRITTEN = {
     "a run": ("config.toml", "env.json", "summary.json", "population.json", "by_client.csv", "report.html"),
-    "a sweep": ("sweep.pdf", "sweep.png", "sweep.svg", "table.csv", "table.md", "table.tex", "results.csv", "report.html"),
+    "a sweep": (
+        "sweep.pdf",
+        "sweep.png",
+        "sweep.svg",
+        "table.csv",
+        "table.md",
+        "table.tex",
+        "results.csv",
+        "report.html",
+    ),  # fmt: skip
     "a study": ("figure.png", "figure.svg", "table.csv", "report.html"),
 }
 FOLDERS = ("checkpoints", "tensorboard", "wandb", "kept")  # inside of these folders nothing is a user's

@@ -41,8 +41,9 @@ def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int 
     labels = labels_of((x,), [(value,) for value in values_by_name[x]], found.labels)
     lines = [tuple(cell[name] for name in other_names) for cell in cells]
     line_labels = labels_of(other_names, lines, found.labels)
+    names = {point: axes.fitted(label, 0.3 * axes.width()) for point, label in labels.items()}
     rows = [
-        {x: cell[x] if is_numeric else axes.fitted(labels[cell[x],], 0.3 * axes.width()), "line": line_labels[line]}
+        {x: cell[x] if is_numeric else names[cell[x],], "line": line_labels[line]}
         | {name: factor * cell[name] for name in ("mean", "low", "high")}
         for cell, line in zip(cells, lines, strict=True)
     ]
@@ -50,7 +51,10 @@ def sweep_figure(found: Sweep, metric: str, *, x: str | None = None, round: int 
     if by and len({row["line"] for row in rows}) > len(charts.LOOKS):
         hint = "Choose another x, or draw parts of the sweep."
         validate.fail("x", f"an axis that leaves at most {len(charts.LOOKS)} lines", x, hint)
-    figure, (panel,) = charts.panels(1, 1, height=3.2 if axes.width() > 5 else 2.4)
+    height = 3.2 if axes.width() > 5 else 2.4
+    if not is_numeric:
+        height = max(height, 1.0 + 0.15 * len(names) * max(1 + name.count("\n") for name in names.values()))
+    figure, (panel,) = charts.panels(1, 1, height=height)
     label = f"{metric_name} after {found.last_round if round is None else round} rounds"
     words = found.labels.options.get(x, x)
     low, high = (factor * end for end in bounds_of(metric, found.numbers(metric)))
