@@ -117,7 +117,7 @@ def fitted(text: str, inches: float) -> str:
       text: in one line.
       inches: > 0; a line has 8 letters at least.
 
-    >>> fitted("fedprox, alpha = 0.1", 0.8).splitlines()
+    >>> fitted("fedprox, alpha = 0.1", 0.9).splitlines()
     ['fedprox,', 'alpha = 0.1']
     >>> fitted("error_feedback.quantize", 0.9).splitlines()
     ['error_', 'feedback.', 'quantize']
@@ -125,14 +125,14 @@ def fitted(text: str, inches: float) -> str:
     most = max(8, int(72 * inches / (LETTER * _setting("font.size"))))
     lines = [""]
     for word in text.replace(" = ", "\u00a0=\u00a0").split(" "):
-        pieces = re.split(r"(?<=[._=/\u00a0-])", word) if len(word) > most else [word]
+        pieces = re.split(r"(?<=[._/\u00a0-])(?!\d)", word) if len(word) > most else [word]
         for i, piece in enumerate(pieces):
             space = " " if i == 0 and lines[-1] else ""
             if len(lines[-1]) + len(space + piece) <= most:
                 lines[-1] += space + piece
             else:
                 lines += [piece[k : k + most] for k in range(0, len(piece), most)]
-    return "\n".join(lines[1:] if not lines[0] else lines).replace("\u00a0", " ")
+    return "\n".join(line.replace("\u00a0", " ").rstrip() for line in (lines if lines[0] else lines[1:]))
 
 
 def _setting(name: RcKeyType) -> Any:
@@ -183,7 +183,12 @@ def style() -> Iterator[None]:
 
 
 def legend(figure: Any, panels: Iterable[Any]) -> None:
-    """Puts a legend above the panels, in place of their own; a label that several panels share appears once."""
+    """Puts a legend above the panels, in place of their own; a label that several panels share appears once.
+
+    Args:
+      figure: a matplotlib Figure, which grows by the lines of its legend after the first.
+      panels: its axes, with what they have drawn.
+    """
     handles = {}
     for axes in panels:
         named = list(zip(*axes.get_legend_handles_labels(), strict=True))

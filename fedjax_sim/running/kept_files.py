@@ -22,7 +22,7 @@ WRITTEN = {
         "table.tex",
         "results.csv",
         "report.html",
-    ),  # fmt: skip
+    ),
     "a study": ("figure.png", "figure.svg", "table.csv", "report.html"),
 }
 FOLDERS = ("checkpoints", "tensorboard", "wandb", "kept")  # inside of these folders nothing is a user's

@@ -43,7 +43,7 @@ def check_drawing(drawing: Drawing, argument: str = "drawing") -> None:
         if not isinstance(getattr(drawing, name), str | None):
             validate.fail(f"{argument}.{name}", "a text", getattr(drawing, name), error=TypeError)
     if drawing.x is not None and drawing.kind not in ("curves", "line"):
-        hint = 'Set kind to "curves" or to "line".'
+        hint = 'Leave it out, or set kind to "curves" or to "line".'
         validate.fail(f"{argument}.x", "none beside figures that have no such axis", drawing.x, hint)
     if drawing.width is not None:
         validate.in_range(f"{argument}.width", drawing.width, LEAST_WIDTH, MOST_WIDTH)

@@ -94,7 +94,12 @@ def paper_table(
 
 
 def check_table(options: TableOptions, argument: str = "options") -> None:
-    """Raises ValueError or TypeError for options that are none, whatever the sweep; `argument` is their name."""
+    """Raises ValueError or TypeError for options that are none, whatever the sweep.
+
+    Args:
+      options: of a table.
+      argument: what an error calls them, with the field behind it.
+    """
     validate.one_of(f"{argument}.spread", options.spread, tuple(SPREADS))
     is_list = isinstance(options.metrics, (list, tuple)) and all(isinstance(name, str) for name in options.metrics)
     if not is_list or len(set(options.metrics)) < len(options.metrics):

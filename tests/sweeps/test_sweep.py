@@ -100,6 +100,9 @@ def test_a_sweep_is_single_runs(name):
         for row in rows:
             record = history.records[row["round"]]  # round 0 comes first
             assert {name: row[name] for name in record} == record  # shortest decimals: one for each float32
+            for way in ("uplink_bytes", "downlink_bytes"):
+                sent = sum(each[way] for each in history.records[1 : row["round"] + 1])
+                assert row[f"{way}_so_far"] == sent > 0
 
 
 @pytest.mark.full
