@@ -28,7 +28,7 @@ TABLE = "{quantize = {bits = 8}}"
         (("a.name", "b.name"), ("x", "y"), Labels(values={"a.name": {"x": "same"}, "b.name": {"y": "same"}})),
         (("a.x", "b.y"), (1, 2), Labels(options={"a.x": "size", "b.y": "size"})),
         (("a.x", "b.y"), (1, 2), Labels(rows={(1, 1): "x = 1, y = 2"})),
-        (("a.x", "b.y"), (1, 2), Labels(rows={(1, 1): "a.x = 1, b.y = 2"})),
+        (("a.rate",), (0.1, "0.1", 2), Labels(rows={(2,): "a.rate = 0.1"})),
     ],
 )
 def test_rows_never_share_a_label(names, values, stated):
