@@ -239,7 +239,8 @@ def _gray(x: Array) -> Array:
     """Returns the gray of an image with one or three channels: the image itself, or [height, width, 1]."""
     if _num_channels(x) == 1:
         return x
-    return sum(share * x[:, :, i : i + 1] for i, share in enumerate(LUMA))
+    red, green, blue = (share * x[:, :, i : i + 1] for i, share in enumerate(LUMA))
+    return red + green + blue
 
 
 @named_arguments
