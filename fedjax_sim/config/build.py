@@ -21,7 +21,7 @@ from fedjax_sim.config.factories import Maker
 from fedjax_sim.config.judging import evaluation_of, judged_algorithm, with_variance_budget
 from fedjax_sim.config.run_checks import problems_of_experiment, problems_of_table
 from fedjax_sim.config.signatures import Part
-from fedjax_sim.config.task_model import task_model
+from fedjax_sim.config.task_model import TaskModel, task_model
 from fedjax_sim.config.value_kinds import problem
 from fedjax_sim.models import Model, default_loss
 from fedjax_sim.population import FederatedData, with_public_preparation
@@ -156,7 +156,8 @@ class Builder(Maker):
             rule = "an algorithm that takes a model, or brings the loss of its estimate"
             raise ConfigError([problem("algorithm.name", rule, self.parts["algorithm"].name)])
         judged = judged_algorithm(self, algorithm, loss_fn, data)
-        judge = evaluation_of(self, loss_fn, data, judged)
+        task = TaskModel(ingredients.model, ingredients.loss_fn, self.frozen)
+        judge = evaluation_of(self, loss_fn, data, judged, task)
         judge = with_variance_budget(self, judge, algorithm, params, data.train)
         self.stop()
         planned = self.config.planned(plan)

@@ -23,7 +23,7 @@ from fedjax_sim.config.value_kinds import ConfigError as ConfigError, Words, pro
 
 # Options that change no bit of a round.
 NO_RESULT = tuple("rounds checkpoint_every keep_checkpoints stop_when log devices client_memory progress".split())
-NO_RESULT += ("evaluate_train", "modules", "personal_steps", "variance_probe")
+NO_RESULT += ("evaluate_train", "metrics", "modules", "personal_steps", "variance_probe")
 # Options of [run] that leave the compiled rounds as they are.
 NO_PROGRAM = tuple("rounds evaluate_every checkpoint_every keep_checkpoints stop_when log progress".split())
 

@@ -57,6 +57,18 @@ class Maker:
         """
         return self._made(self.parts[table], table, self.tables[table], given) if table in self.parts else None
 
+    def named(self, kind: Named, name: str, path: str) -> Any:
+        """Makes a part that a list of names holds, with the defaults of its options.
+
+        Args:
+          kind: of the part.
+          name: of one of `registry.named(kind)`.
+          path: of the list in the config, such as "run.metrics".
+
+        Returns: the part; None, with a new problem, if the factory refuses.
+        """
+        return self._made(registry.named(kind)[name], path, {}, {}, inside=True)
+
     def wrapped(
         self,
         table: str,

@@ -7,10 +7,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from fedjax_sim.algorithms import fine_tuned
+from fedjax_sim.config import registry
 from fedjax_sim.config.factories import Maker
+from fedjax_sim.config.signatures import SCORE_METRIC
+from fedjax_sim.config.task_model import TaskModel
 from fedjax_sim.config.value_kinds import problem
-from fedjax_sim.metrics import Evaluation, evaluation
+from fedjax_sim.metrics import Evaluation, ScoreMetric, evaluation
 from fedjax_sim.models import default_loss, supervised
 from fedjax_sim.population import FederatedData
 from fedjax_sim.types import Algorithm, PyTree
@@ -49,16 +55,20 @@ def judged_algorithm(maker: Maker, algorithm: Algorithm, loss_fn: Callable, data
     return fine_tuned_algorithm
 
 
-def evaluation_of(maker: Maker, loss_fn: Callable, data: FederatedData, algorithm: Algorithm) -> Evaluation:
+def evaluation_of(
+    maker: Maker, loss_fn: Callable, data: FederatedData, algorithm: Algorithm, task: TaskModel
+) -> Evaluation:
     """Makes the evaluation: on test and held-out data, on clients' own test rows and, by option, on training data.
 
-    The option is `run.evaluate_train`: a number of training clients, "all", or None for no training data.
+    The options are `run.evaluate_train`, a number of training clients, "all", or None for no training data, and
+    `run.metrics`.
 
     Args:
       maker: of the config.
       loss_fn: (params, examples, key) -> per-example values. The loss of `algorithm.evaluated.model` replaces it.
       data: the data set. A part of it that is None is not evaluated.
       algorithm: as `judged_algorithm` returns it.
+      task: the model of the config.
 
     Returns: as `metrics.evaluation`. If the result is clients' own models and no client keeps rows to judge its model
     by, the record has `personal_clients` 0.
@@ -68,9 +78,15 @@ def evaluation_of(maker: Maker, loss_fn: Callable, data: FederatedData, algorith
     as 0 (tests/config/test_params_kind.py::test_what_is_no_model_has_no_test_metrics).
     """
     evaluated = algorithm.evaluated
+    metrics = score_metrics(maker, data, task)
     if evaluated.model is not None:
+        task = TaskModel(evaluated.model, loss_fn)
+    if evaluated.model is not None or metrics:
+        assert task.model is not None, "`score_metrics` stops where there is no model"
         loss = default_loss(data.task, special_tokens=data.special_tokens)
-        loss_fn = supervised(evaluated.model, loss, measure=data.measure)
+        frozen_state = task.frozen if jax.tree.leaves(task.frozen) else None
+        options = {"measure": data.measure, "frozen_state": frozen_state, "keeps_scores": bool(metrics)}
+        loss_fn = supervised(task.model, loss, **options)
     num_train_clients = maker.tables["run"]["evaluate_train"]
     train_options: dict[str, Any] = {}
     if num_train_clients is not None:
@@ -96,6 +112,7 @@ def evaluation_of(maker: Maker, loss_fn: Callable, data: FederatedData, algorith
         triggered=data.triggered,
         perplexity=data.task == "next_token",
         params_kind=algorithm.params_kind,
+        metrics=metrics,
         **local_options,
         **train_options,
     )
@@ -103,6 +120,40 @@ def evaluation_of(maker: Maker, loss_fn: Callable, data: FederatedData, algorith
         # Sweeps and pages tell by `personal_clients` that there are own models, and by 0 that nobody judged them.
         return _with_numbers(judge, lambda params: {"personal_clients": 0})
     return judge
+
+
+def score_metrics(maker: Maker, data: FederatedData, task: TaskModel) -> list[ScoreMetric]:
+    """Makes the metrics of `run.metrics`; [] without any.
+
+    Args:
+      maker: of the config; its `problems` take what is refused.
+      data: the data set, whose task decides which metrics are defined.
+      task: the model of the config.
+
+    Raises: ConfigError for metrics that are not defined on the outputs of the task's models, and where no model is
+    trained.
+
+    Guarantees: each is refused by name, with those that the task has
+    (tests/config/test_metrics.py::test_metrics_that_the_task_has_not).
+    """
+    names = maker.tables["run"]["metrics"] or []
+    found = [maker.named(SCORE_METRIC, name, "run.metrics") for name in names]
+    for name, metric in zip(names, found, strict=True):
+        if metric is None:
+            continue
+        if task.model is None or data.task not in metric.tasks:
+            known = {} if task.model is None else registry.named(SCORE_METRIC)
+            fitting = [other for other in known if data.task in maker.named(SCORE_METRIC, other, "run.metrics").tasks]
+            rule = f"metrics of the task {data.task!r}: {', '.join(fitting)}" if fitting else "none here"
+            hint = "" if fitting else "No metric is defined on what its clients train."
+            maker.problems.append(problem("run.metrics", rule, name, hint))
+        elif data.task != "regression":
+            # What depends on the number of classes is refused before rows are computed.
+            outputs = jax.ShapeDtypeStruct((1, data.num_outputs), jnp.float32)
+            targets = jax.ShapeDtypeStruct((1,), jnp.int32)
+            maker.attempt("run.metrics", {}, partial(jax.eval_shape, metric.compute, outputs, targets))
+    maker.stop()
+    return found
 
 
 def with_variance_budget(

@@ -29,14 +29,14 @@ TOML has no null: the text "none" stands for it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedjax_sim.config import registry
 from fedjax_sim.config.hints import suggestion
 from fedjax_sim.config.lazy_parts import union
 from fedjax_sim.config.run_options import RUN
-from fedjax_sim.config.signatures import INT32_MAX, REQUIRED, Named, Option, Part
+from fedjax_sim.config.signatures import INT32_MAX, REQUIRED, SCORE_METRIC, Named, Option, Part
 from fedjax_sim.config.value_kinds import (
     Words,
     converted_to_kind,
@@ -137,6 +137,7 @@ def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
     tables = {name: tables[name] for name in known_tables if name in tables}
     tables["run"] = run = check_options("run", RUN, document.get("run", {}), problems)
     problems += _problems_of_rule(run.get("stop_when"))
+    problems += _problems_of_metrics(run.get("metrics") or [])
     run["modules"] = registry.admitted_modules() or None
     # The default cohort of a small population is the whole population.
     cohort_size = tables.get("sampler", {}).get("cohort_size")
@@ -208,6 +209,18 @@ def _problems_of_rule(stop_when: str | None) -> list[str]:
     except ValueError as error:
         return [f"run.{error}"]
     return []
+
+
+def _problems_of_metrics(names: Sequence[str]) -> list[str]:
+    """Returns a problem for each name in `run.metrics` that is no metric, and for one that comes twice."""
+    known = registry.named(SCORE_METRIC)
+    unknown = [name for name in names if name not in known]
+    rule = "names of " + ", ".join(known)
+    found = [
+        problem("run.metrics", rule, name, registry.why_left_out(name) or nearest_word(name, known)) for name in unknown
+    ]
+    twice = len(set(names)) < len(names)
+    return found + [problem("run.metrics", "each metric once", [*names])] * twice
 
 
 def _devices(document: dict, tables: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:

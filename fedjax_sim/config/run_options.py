@@ -32,6 +32,11 @@ RUN_TABLE = {
         "delta at which epsilon is stated if a part adds noise; none: N^-1.1 for N clients or records",
     ),
     "evaluate_train": (Literal["all"] | COUNT | None, None, "clients whose training objective is evaluated"),
+    "metrics": (
+        list[str] | None,
+        None,
+        'metrics beside loss and accuracy, such as ["roc_auc", "f1_macro"] (`fedjax-sim list metrics`)',
+    ),
     "personal_steps": (
         COUNT | None,
         None,

@@ -59,6 +59,7 @@ INSIDE = {
     "Mixing": "network",
     "Omniscient": "adversary",
     "Partitioner": "population.partitioners",
+    "ScoreMetric": "metrics",
     "StalenessWeight": "server.staleness",
     "Together": "adversary",
     "Trigger": "population",
@@ -80,6 +81,9 @@ class Named(NamedTuple):
     types: tuple[str, ...]  # of `INSIDE` or `NOUNS`, sorted; the factory returns one of them
     optional: bool = False  # whether the option may be None
     number: bool = False  # whether a number may stand for the table
+
+
+SCORE_METRIC = Named(("ScoreMetric",))  # what `run.metrics` names
 
 
 class Option(NamedTuple):

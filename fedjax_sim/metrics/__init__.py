@@ -1,5 +1,15 @@
 """This package measures models and populations: evaluation, heterogeneity, client drift and communication."""
 
+from fedjax_sim.metrics.classes import (
+    balanced_accuracy_score as balanced_accuracy_score,
+    brier_score as brier_score,
+    confusion_matrix as confusion_matrix,
+    expected_calibration_error as expected_calibration_error,
+    f1_score as f1_score,
+    precision_score as precision_score,
+    recall_score as recall_score,
+    top_k_accuracy_score as top_k_accuracy_score,
+)
 from fedjax_sim.metrics.communication import rounds_to_target as rounds_to_target
 from fedjax_sim.metrics.distributions import (
     earth_mover_distance as earth_mover_distance,
@@ -35,4 +45,32 @@ from fedjax_sim.metrics.heterogeneity import (
     GradientMoments as GradientMoments,
     gradient_heterogeneity as gradient_heterogeneity,
     gradient_moments as gradient_moments,
+)
+from fedjax_sim.metrics.ranking import (
+    average_precision_score as average_precision_score,
+    roc_auc_score as roc_auc_score,
+)
+from fedjax_sim.metrics.regression import (
+    mean_absolute_error as mean_absolute_error,
+    r2_score as r2_score,
+    root_mean_squared_error as root_mean_squared_error,
+)
+from fedjax_sim.metrics.score_metrics import (
+    ScoreMetric as ScoreMetric,
+    average_precision as average_precision,
+    balanced_accuracy as balanced_accuracy,
+    brier as brier,
+    calibration_error as calibration_error,
+    f1_binary as f1_binary,
+    f1_macro as f1_macro,
+    f1_weighted as f1_weighted,
+    mae as mae,
+    precision_binary as precision_binary,
+    precision_macro as precision_macro,
+    r2 as r2,
+    recall_binary as recall_binary,
+    recall_macro as recall_macro,
+    rmse as rmse,
+    roc_auc as roc_auc,
+    top_k_accuracy as top_k_accuracy,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -18,7 +18,8 @@ from fedjax_sim.engine import constants
 from fedjax_sim.engine.arithmetic import exact_sums
 from fedjax_sim.engine.jaxpr import Program
 from fedjax_sim.metrics.fairness import highest_decile, lowest_decile
-from fedjax_sim.types import Array, ClientData, ParamsKind, Population, PyTree, RowsOfTable
+from fedjax_sim.metrics.score_metrics import ScoreMetric
+from fedjax_sim.types import Array, ClientData, ParamsKind, Population, PyTree, RowsOfTable, Scores
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 MOST_LISTED = 1000  # clients of a population whose results are returned one by one
@@ -40,10 +41,17 @@ def metric_sums(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str
       params: the model.
       data: one client's examples and mask.
     """
-    return {name: (values.sum(), weights.sum()) for name, (values, weights) in _of_rows(loss_fn, params, data).items()}
+    return _sums(_of_rows(loss_fn, params, data)[0])
 
 
-def _of_rows(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, tuple[Array, Array]]:
+def _sums(of_rows: dict[str, tuple]) -> dict[str, tuple]:
+    """Returns the sums of values and weights [n] by metric."""
+    return {name: (values.sum(), weights.sum()) for name, (values, weights) in of_rows.items()}
+
+
+def _of_rows(
+    loss_fn: Callable, params: PyTree, data: ClientData
+) -> tuple[dict[str, tuple[Array, Array]], Scores | None]:
     """Computes each per-example metric v at each row j, weighted: w_j v_j and w_j.
 
     Args:
@@ -51,7 +59,7 @@ def _of_rows(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, t
       data: one client's examples, leaves [n, ...], and its mask [n].
 
     Returns: metric -> (w_j v_j [n], w_j [n]), float32 or wider. The weight w_j is the metric's own "<metric>_weight",
-      or the loss function's "weight", or 1. Both are 0 for padding.
+      or the loss function's "weight", or 1. Both are 0 for padding. And the rows' scores; None without any.
     """
     validate.loss_function(loss_fn)
 
@@ -60,16 +68,59 @@ def _of_rows(loss_fn: Callable, params: PyTree, data: ClientData) -> dict[str, t
 
     # Padding may hold anything; zeros keep NaN and infinity out of the loss function.
     metrics = loss_fn(params, jax.tree.map(masked, data.examples), None)
-    metrics = metrics if isinstance(metrics, dict) else {"loss": metrics}
+    metrics = dict(metrics) if isinstance(metrics, dict) else {"loss": metrics}
+    scores = [metrics.pop(name) for name, value in [*metrics.items()] if isinstance(value, Scores)]
     # A 16-bit sum stops growing once the addends fall below its resolution.
-    metrics = tree.widened(jax.tree.map(jnp.asarray, dict(metrics)))
+    metrics = tree.widened(jax.tree.map(jnp.asarray, metrics))
     # Two kinds of weights: of one metric, and of all metrics that have none of their own.
     own_weights = {name: metrics.pop(f"{name}_weight") for name in [*metrics] if f"{name}_weight" in metrics}
     shared_weight = metrics.pop("weight", 1.0)
     weights = {name: jnp.where(data.mask, own_weights.get(name, shared_weight), 0.0) for name in metrics}
-    return {
+    of_rows = {
         name: (jnp.where(data.mask, values * weights[name], 0.0), weights[name]) for name, values in metrics.items()
     }
+    return of_rows, scores[0] if scores else None
+
+
+def _sums_and_metrics(
+    loss_fn: Callable, params: PyTree, data: ClientData, metrics: Sequence[ScoreMetric]
+) -> dict[str, tuple]:
+    """As `metric_sums`, with metrics of all of the client's scores, (value, 1), or (0, 0) where one is not defined."""
+    of_rows, scores = _of_rows(loss_fn, params, data)
+    return _sums(of_rows) | _of_client(metrics, scores, data.mask, of_rows)
+
+
+def _of_client(
+    metrics: Sequence[ScoreMetric], scores: Scores | None, mask: Array, others: dict[str, tuple]
+) -> dict[str, tuple]:
+    """Computes metrics of one client's scores: {metric: (value, 1)}, or (0, 0) where it is not defined.
+
+    A model's scores that are not finite make a metric NaN, which counts: (NaN, 1).
+
+    Args:
+      metrics: what is computed.
+      scores: of n rows; None if the loss function keeps none.
+      mask: [n] which rows are real.
+      others: metrics of the loss function by name.
+    """
+
+    def of_metric(metric: ScoreMetric, scores: Scores) -> tuple[Array, Array]:
+        value = metric.compute(scores.outputs, scores.targets, mask)
+        is_finite = jnp.isfinite(scores.outputs) | ~mask.reshape(-1, *[1] * (scores.outputs.ndim - 1))
+        is_defined = ~jnp.isnan(value) | ~is_finite.all()
+        return jnp.where(is_defined, value, 0), is_defined.astype(value.dtype)
+
+    return {metric.name: of_metric(metric, _checked_scores(scores, metric, others)) for metric in metrics}
+
+
+def _checked_scores(scores: Scores | None, metric: ScoreMetric, others: dict[str, tuple]) -> Scores:
+    """Returns the scores, after checking that there are some, and that no other metric has this one's name."""
+    if scores is None:
+        hint = "Use models.supervised(..., keeps_scores=True), or return a types.Scores beside the loss."
+        validate.fail("loss_fn", f"scores, for the metric {metric.name!r}", sorted(others), hint)
+    if metric.name in others:
+        validate.fail("metrics", "names that no metric of the loss has", metric.name)
+    return scores
 
 
 def clients_at_once(population: Population, count: int, most_rows: int) -> int:
@@ -96,15 +147,19 @@ def pooled(loss_fn: Callable, params: PyTree, examples: PyTree) -> dict[str, jax
     return _pooled(loss_fn, params, examples, keeps_rows=False)[0]
 
 
-def _pooled(loss_fn: Callable, params: PyTree, examples: PyTree, keeps_rows: bool) -> tuple[dict, dict]:
+def _pooled(
+    loss_fn: Callable, params: PyTree, examples: PyTree, keeps_rows: bool, metrics: Sequence[ScoreMetric] = ()
+) -> tuple[dict, dict, Scores | None]:
     """Computes means as `pooled`, (sum_j w_j v_j) / (sum_j w_j), in batches of at most `BATCH` rows; traceable.
 
     Args:
       loss_fn, params: as in `metric_sums`.
       examples: leaves [n, ...], with n >= 1.
       keeps_rows: whether the rows' own values are returned too. They take memory for n rows.
+      metrics: of the scores and labels of all rows together, which take memory for n rows too.
 
-    Returns: metric -> mean []; and, with `keeps_rows`, metric -> (w_j v_j [n], w_j [n]), else {}.
+    Returns: metric -> mean [], or the value of one of `metrics`; with `keeps_rows`, metric -> (w_j v_j [n], w_j [n]),
+      else {}; and, with `metrics`, the scores of all n rows, else None.
 
     Raises: ValueError for n = 0.
     """
@@ -122,22 +177,36 @@ def _pooled(loss_fn: Callable, params: PyTree, examples: PyTree, keeps_rows: boo
     data = ClientData(jax.tree.map(batches, examples), batches(jnp.ones(rows, bool)))
 
     def of_batch(batch):
-        metrics = _of_rows(loss_fn, params, batch)
-        return jax.tree.map(jnp.sum, metrics), metrics if keeps_rows else {}
+        of_rows, scores = _of_rows(loss_fn, params, batch)
+        for metric in metrics:
+            _checked_scores(scores, metric, of_rows)
+        return jax.tree.map(jnp.sum, of_rows), of_rows if keeps_rows else {}, scores if metrics else None
 
-    sums, of_rows = jax.lax.map(of_batch, data)
+    sums, of_rows, scores = jax.lax.map(of_batch, data)
     means = {name: total.sum() / weight.sum() for name, (total, weight) in sums.items()}
-    return means, jax.tree.map(lambda x: x.reshape(-1)[:rows], of_rows)
+    of_rows = jax.tree.map(lambda x: x.reshape(-1)[:rows], of_rows)
+    # A metric that is no mean needs the scores of all batches at once.
+    scores = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:rows], scores)
+    means |= {metric.name: metric.compute(scores.outputs, scores.targets, None) for metric in metrics}
+    return means, of_rows, scores
 
 
-def per_client(loss_fn: Callable, params: PyTree, population: Population) -> dict[str, tuple]:
+def per_client(
+    loss_fn: Callable, params: PyTree, population: Population, *, metrics: Sequence[ScoreMetric] = ()
+) -> dict[str, tuple]:
     """Sums each metric over every client's rows: [N] weighted totals and [N] weights; traceable.
 
     Args:
       loss_fn, params: as in `metric_sums`.
       population: any.
+      metrics: of all scores and labels of a client. A client's total is the metric, and its weight 1; both are 0 where
+        the metric is not defined, such as `roc_auc` at a client whose rows are of one class.
     """
-    return _by_blocks(jax.vmap(lambda id: metric_sums(loss_fn, params, population.client(id))), population)
+
+    def of_client(id):
+        return _sums_and_metrics(loss_fn, params, population.client(id), metrics)
+
+    return _by_blocks(jax.vmap(of_client), population)
 
 
 def per_owner(
@@ -148,6 +217,7 @@ def per_owner(
     adapt: Callable | None = None,
     owners: Population | None = None,
     key: Array | None = None,
+    metrics: Sequence[ScoreMetric] = (),
 ) -> dict[str, tuple[Array, Array]]:
     """As `per_client`, but each client has a model of its own; traceable.
 
@@ -159,13 +229,14 @@ def per_owner(
         None: models are judged as they are.
       owners: the same clients with the rows that they train on; None without `adapt`.
       key: of `adapt`.
+      metrics: as in `per_client`.
     """
 
     def sums_of_client(params, id):
         if adapt is not None:
             assert owners is not None and key is not None, "a client adapts by its rows in `owners`, with a key"
             params = adapt(jax.random.fold_in(key, id), params, owners.client(id))
-        return metric_sums(loss_fn, params, population.client(id))
+        return _sums_and_metrics(loss_fn, params, population.client(id), metrics)
 
     return _by_blocks(lambda ids: jax.vmap(sums_of_client)(models_of(ids), ids), population)
 
@@ -184,6 +255,30 @@ class _Shared(NamedTuple):
             return np.bincount(self.client, np.asarray(values, np.float64)[self.rows], self.num_clients)
 
         return {name: (sums_of(values), sums_of(weights)) for name, (values, weights) in of_rows.items()}
+
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the numbers of each client's test rows, [N, most] int32, and which of them are real, [N, most]."""
+        counts = np.bincount(self.client, minlength=self.num_clients)
+        mask = np.arange(max(1, counts.max(initial=0)))[None] < counts[:, None]
+        rows = np.zeros(mask.shape, np.int32)
+        rows[mask] = self.rows
+        return rows, mask
+
+
+def _of_places(metrics: Sequence[ScoreMetric], scores: Scores, places: tuple[Array, Array]) -> dict[str, tuple]:
+    """Computes each client's metrics of its scores, as `per_client`, from the scores of the test rows.
+
+    Args:
+      metrics: what is computed.
+      scores: of the test rows.
+      places: as `_Shared.places` returns them.
+    """
+
+    def of_client(rows_and_mask):
+        rows, mask = rows_and_mask
+        return _of_client(metrics, jax.tree.map(lambda x: x[rows], scores), mask, {})
+
+    return jax.lax.map(of_client, places, batch_size=max(1, BATCH // places[0].shape[1]))
 
 
 def _shared_with(test: PyTree | None, population: Population | None) -> _Shared | None:
@@ -264,7 +359,9 @@ def _success(metrics: dict[str, Array]) -> np.float32:
     return np.float32(metrics["accuracy"])
 
 
-def _over_clients(groups: dict[str, dict[str, tuple]], perplexity: bool) -> tuple[dict, dict, dict]:
+def _over_clients(
+    groups: dict[str, dict[str, tuple]], perplexity: bool, counted: Sequence[str]
+) -> tuple[dict, dict, dict]:
     """Computes means, spreads and the results of each client, for each group of clients, on the host.
 
     With the totals s_i and the weights w_i of the clients, the mean is sum_i s_i / sum_i w_i. The result of client i is
@@ -273,6 +370,8 @@ def _over_clients(groups: dict[str, dict[str, tuple]], perplexity: bool) -> tupl
     Args:
       groups: group, such as "held_out" -> metric -> (s [N], w [N]).
       perplexity: whether exp of the loss is a metric too: exp of the mean, and exp of each client's loss.
+      counted: metrics that not every client has, and whose weight is 1 at each that has one. The number of these
+        clients is "<group>_<metric>_clients".
 
     Returns: three dicts. The means over a group's examples, "<group>_<metric>" -> float32, NaN without any weight. The
       spread over its clients, "<group>_<metric>_<kind>" -> float32, [5] for the kind "quantiles" and [] for deciles; a
@@ -288,6 +387,8 @@ def _over_clients(groups: dict[str, dict[str, tuple]], perplexity: bool) -> tupl
             weights = np.asarray(weights, np.float64)
             mean = totals.sum() / weights.sum() if weights.sum() else np.nan
             values[f"{group}_{name}"] = np.float32(mean)
+            if name in counted:
+                values[f"{group}_{name}_clients"] = int(weights.sum())
             has_examples = weights > 0
             of_clients = {name: totals[has_examples] / weights[has_examples]}
             if perplexity and name == "loss":
@@ -390,6 +491,7 @@ class _DataSets(NamedTuple):
     local_test: Population | None
     owners: Population | None  # the clients of `local_test` with the rows that they train on
     triggered: PyTree | None  # leaves [n, ...]
+    places: dict[str, tuple[np.ndarray, np.ndarray]]  # of groups whose rows are test rows: `_Shared.places`
 
 
 @dataclasses.dataclass(frozen=True)  # type checkers do not take a tuple for a function
@@ -431,6 +533,7 @@ def evaluation(
     triggered: PyTree | None = None,
     perplexity: bool = False,
     params_kind: ParamsKind = ParamsKind.UNSTATED,
+    metrics: Sequence[ScoreMetric] = (),
 ) -> Evaluation:
     """Builds a function params -> record of metrics, on any of several data sets.
 
@@ -472,6 +575,13 @@ def evaluation(
         and padding does not.
       params_kind: `Algorithm.params_kind`. Params that are no model by themselves, such as FedProto's start or the
         first of IFCA's models, are not judged: the record has `personal_*`, `newcomer_*` and `owner_*` alone.
+      metrics: metrics of all scores and labels, such as `[metrics.roc_auc(), metrics.f1_macro()]`; the loss function
+        must keep scores (`models.supervised(..., keeps_scores=True)`). `test_<metric>` is of all test rows together.
+        Of clients each has a value of its own rows: `held_out_<metric>` and the like are means in which each client
+        counts once, with the spread of these values. A client for whose rows the metric is not defined has none, and
+        `held_out_<metric>_clients` is the number of those that have one. Rows count alike, also if the loss weighs
+        them. `train_*` and `attack_success` have none. The
+        scores of all test rows are in memory at once.
 
     Raises: ValueError for `train_clients` without `train`, for `personal` or `adapt` without `local_test`, and for
     `adapt` without `owners`. TypeError for a `params_kind` that is none.
@@ -484,7 +594,9 @@ def evaluation(
     NumPy's share (tests/population/poisoned/test_backdoors.py::test_attack_success_against_numpy). Perplexities count
     each token once, and no padding (tests/metrics/test_evaluation.py::test_perplexity_is_that_of_all_tokens). A row
     that is in the test set and at held-out clients is measured once, with the same results
-    (tests/metrics/test_evaluation.py::test_equal_rows_are_measured_once).
+    (tests/metrics/test_evaluation.py::test_equal_rows_are_measured_once). `metrics` are those of all rows in one piece,
+    and of each client's rows (tests/metrics/test_score_evaluation.py::test_metrics_of_all_rows_and_of_each_client).
+    Without them no program changes (::test_without_metrics_no_program_changes).
     """
     ids = None
     if train_clients is not None:
@@ -504,6 +616,11 @@ def evaluation(
     if not isinstance(params_kind, ParamsKind):
         names = "types.ParamsKind." + ", ".join(kind.name for kind in ParamsKind)
         validate.fail("params_kind", f"one of {names}", params_kind, "An Algorithm and its server state it.", TypeError)
+    for metric in metrics:
+        validate.part("metrics", metric, ScoreMetric)
+    names = [metric.name for metric in metrics]
+    if len(set(names)) < len(names):
+        validate.fail("metrics", "each metric once", names)
     # The clients on whose own rows params are judged.
     judges = local_test
     if not params_kind.is_judged:
@@ -520,21 +637,27 @@ def evaluation(
         local_test=local_test,
         owners=owners,
         triggered=triggered,
+        places={group: rows.places() for group, rows in shared.items()} if metrics else {},
     )
 
     @constants.jit
     def measure(params, state, data_sets):
-        test, held_out, train, ids, local_test, owners, triggered = data_sets
-        on_test, of_rows = ({}, {}) if test is None else _pooled(loss_fn, params, test, keeps_rows=bool(shared))
+        test, held_out, train, ids, local_test, owners, triggered, places = data_sets
+        on_test, of_rows, scores = {}, {}, None
+        if test is not None:
+            on_test, of_rows, scores = _pooled(loss_fn, params, test, bool(shared), metrics)
         on_triggered = {} if triggered is None else pooled(loss_fn, params, triggered)
         on_train = {} if train is None else objective(loss_fn, params, train, ids)
         clients = {
             **{
-                group: {} if clients is None or group in shared else per_client(loss_fn, params, clients)
+                group: {}
+                if clients is None or group in shared
+                else per_client(loss_fn, params, clients, metrics=metrics)
                 for group, clients in (("held_out", held_out), ("local_test", None if judges is None else local_test))
             },
             "personal": own_models(params, state, local_test, owners),
         }
+        clients |= {group: _of_places(metrics, scores, of_group) for group, of_group in places.items()}
         trained = None
         if has_trained is not None and local_test is not None:
             trained = _by_blocks(partial(has_trained, state), local_test)
@@ -548,7 +671,8 @@ def evaluation(
         def models_of(ids):
             return owner_models(params, state, ids, personal=personal)
 
-        return per_owner(loss_fn, models_of, local_test, adapt=adapt, owners=owners, key=jax.random.key(ADAPT_SEED))
+        key = jax.random.key(ADAPT_SEED)
+        return per_owner(loss_fn, models_of, local_test, adapt=adapt, owners=owners, key=key, metrics=metrics)
 
     populations = [clients for clients in (held_out, local_test, train) if clients is not None]
 
@@ -569,7 +693,7 @@ def evaluation(
     def evaluated(params: PyTree, state: PyTree) -> tuple[dict, dict]:
         on_device = measure(params, state, data_sets)
         on_test, of_rows, clients, on_train, on_triggered, trained = jax.device_get(on_device)
-        clients |= {group: rows.sums(of_rows) for group, rows in shared.items()}
+        clients |= {group: rows.sums(of_rows) | clients[group] for group, rows in shared.items()}
         if perplexity and any("perplexity" in means for means in (on_test, on_train, *clients.values())):
             validate.fail("perplexity", "False where the loss has a metric of this name", perplexity)
         values = {}
@@ -585,13 +709,13 @@ def evaluation(
         if own_metrics:
             if trained is not None:
                 clients["personal"] = {name: _of(trained, sums) for name, sums in own_metrics.items()}
-            (_, weights), *_ = clients["personal"].values()
+            weights = next(weights for name, (_, weights) in clients["personal"].items() if name not in names)
             values["personal_clients"] = int((weights > 0).sum())
         if own_metrics and trained is not None:
             newcomers = {name: _of(~trained, sums) for name, sums in own_metrics.items()}
             if any(weights.any() for _, weights in newcomers.values()):
                 clients["newcomer"] = newcomers
-        over_clients, spreads, by_client = _over_clients(clients, perplexity)
+        over_clients, spreads, by_client = _over_clients(clients, perplexity, names)
         values |= over_clients
         return tree.joined_metrics({"metric": values, "sample": sample_size, "spread": spreads}), by_client
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from fedjax_sim.models.augmentations import Augmentation, augmented, check_augmentations
-from fedjax_sim.types import AnyArray, Array, PyTree
+from fedjax_sim.types import AnyArray, Array, PyTree, Scores
 from fedjax_sim.validate import fail, function
 
 QUICK = {"xla_backend_optimization_level": 1}  # of LLVM; level 0 gives other bits
@@ -149,6 +149,7 @@ def supervised(
     frozen_state: PyTree | None = None,
     measure: Callable | None = None,
     augmentations: Sequence[Augmentation] = (),
+    keeps_scores: bool = False,
 ) -> Callable:
     """Joins a model and a loss to `loss_fn(params, examples, key) -> dict` of per-example values.
 
@@ -162,6 +163,8 @@ def supervised(
         are added to those of the loss in evaluations, that is if the key is None.
       augmentations: random changes of the inputs in local steps, that is if a key is given, one after the other; see
         `models.augmentations`. A record's privacy is not touched: an example changes nothing but itself.
+      keeps_scores: whether evaluations also return the outputs and targets themselves, as the entry "scores" of the
+        dict, a `types.Scores`. `metrics.evaluation(metrics=...)` needs them.
 
     Returns: `loss_fn`, with examples `{"x": [n, ...], "y": [n, ...]}`. A key of None means evaluation.
 
@@ -219,6 +222,7 @@ def supervised(
         # Whether there is a key is known while the function is traced, so training programs hold no measures.
         if measure is not None and key is None:
             values = {**(values if isinstance(values, Mapping) else {"loss": values}), **measure(out, examples)}
-        return per_example(values, jnp.shape(jax.tree.leaves(examples["x"])[0])[0])
+        values = per_example(values, jnp.shape(jax.tree.leaves(examples["x"])[0])[0])
+        return {**values, "scores": Scores(out, examples["y"])} if keeps_scores and key is None else values
 
     return loss_fn

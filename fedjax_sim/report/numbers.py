@@ -55,12 +55,12 @@ def bounds_of(metric: str, values: Sequence[float] | np.ndarray = ()) -> tuple[f
 
 
 def is_better_low(metric: str) -> bool:
-    """Returns whether less of a metric is better: of a loss and of a perplexity.
+    """Returns whether less of a metric is better: of a loss, a perplexity, and errors of numbers and of probabilities.
 
     >>> is_better_low("test_loss"), is_better_low("held_out_perplexity"), is_better_low("test_accuracy")
     (True, True, False)
     """
-    return metric.endswith(("loss", "perplexity"))
+    return metric.endswith(("loss", "perplexity", "rmse", "mae", "brier", "calibration_error"))
 
 
 def listed(values: Any) -> str:

@@ -40,6 +40,7 @@ from fedjax_sim.types.data import (
     Round as Round,
     RowsOfTable as RowsOfTable,
     Scale as Scale,
+    Scores as Scores,
     StalenessWeight as StalenessWeight,
     Subpopulation as Subpopulation,
     Units as Units,

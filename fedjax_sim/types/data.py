@@ -269,6 +269,13 @@ class Metric(NamedTuple):
     besides: bool = False  # bytes that are sent, besides `uplink_bytes` and `downlink_bytes`, and in no other number
 
 
+class Scores(NamedTuple):
+    """What a model said of n rows, and what they are: an entry of a loss function's dict in evaluations."""
+
+    outputs: Array  # [n, ...], such as logits
+    targets: Array  # [n, ...]
+
+
 class Report(NamedTuple):
     """The result of one client's local work, before the transform."""
 
