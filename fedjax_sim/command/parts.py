@@ -13,6 +13,7 @@ from fedjax_sim.config.lazy_parts import union
 from fedjax_sim.config.signatures import Part, docstring
 from fedjax_sim.running import terminal
 
+OF_METRICS = "   in run.metrics of a config"
 MORE = "`fedjax-sim list NAME` shows the options of a part, `fedjax-sim list run` those of [run]"
 
 
@@ -82,7 +83,9 @@ def list_parts(
                 grid.add_row("", Text(f"{option} = {registry.default_as_text(default)}{inner}", "dim"))
         where = f"   [{'], ['.join(tables)}] in a config" if table else ""
         if which in parts and which in registry.insides(subpackage):
-            where = "   an option of other parts in a config, as {name = ...}"
+            where = (
+                OF_METRICS if subpackage == "metrics" else "   an option of other parts in a config, as {name = ...}"
+            )
         console.print(Text(subpackage, "bold") + Text(where, "dim"))
         console.print(grid)
         if which in parts:
@@ -121,6 +124,7 @@ def _show_named(console: Any) -> None:
         if not lines:
             continue
         where = f"   [{'], ['.join(tables)}] in a config" if table else "   as an option, {name = ...}"
+        where = OF_METRICS if subpackage == "metrics" else where
         console.print(Text(subpackage, "bold") + Text(where, "dim"))
         width = max(map(len, lines))
         for words, meaning in lines.items():

@@ -48,6 +48,7 @@ SUBPACKAGES = (
     "server.staleness",
     "adversary",
     "algorithms",
+    "metrics",
 )
 # Tables that hold any number of parts, as tables inside them, applied in their order.
 CHAINS = ("augmentation", "transform", "downlink")

@@ -40,6 +40,12 @@ from fedjax_sim.metrics.fairness import (
     highest_decile as highest_decile,
     lowest_decile as lowest_decile,
 )
+from fedjax_sim.metrics.group_fairness import (
+    accuracy_by_group as accuracy_by_group,
+    demographic_parity_difference as demographic_parity_difference,
+    equal_opportunity_difference as equal_opportunity_difference,
+    equalized_odds_difference as equalized_odds_difference,
+)
 from fedjax_sim.metrics.heterogeneity import (
     GradientHeterogeneity as GradientHeterogeneity,
     GradientMoments as GradientMoments,

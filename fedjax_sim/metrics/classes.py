@@ -116,9 +116,7 @@ def f1_score(outputs: Array, targets: Array, mask: Array | None = None, *, avera
     >>> [round(x, 4) for x in f1_score(jnp.array([-1.0, 2.0, 3.0]), jnp.array([0, 0, 1]), average=None).tolist()]
     [0.6667, 0.6667]
     """
-    return _averaged(
-        outputs, targets, mask, average, lambda true, predicted, support: (2 * true, predicted + support)
-    )
+    return _averaged(outputs, targets, mask, average, lambda true, predicted, support: (2 * true, predicted + support))
 
 
 def _averaged(outputs: Array, targets: Array, mask: Array | None, average: str | None, ratio: Callable) -> Array:

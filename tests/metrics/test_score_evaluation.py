@@ -9,6 +9,7 @@ import pytest
 import sklearn.metrics as oracle
 
 from fedjax_sim import metrics, models, population
+from fedjax_sim.metrics.evaluation import BATCH, QUANTILES
 from fedjax_sim.types import Scores
 from fedjax_sim.validate import InvalidArgument
 
@@ -26,7 +27,7 @@ def make_clients():
     y[ends[0] : ends[1]] = 1
     owners = np.repeat(np.arange(len(SIZES)), SIZES)
     table = {"x": x, "y": y}
-    clients = population.from_lists([{key: v[owners == i] for key, v in table.items()} for i in range(len(SIZES))])
+    clients = population.from_clients([{key: v[owners == i] for key, v in table.items()} for i in range(len(SIZES))])
     return table, owners, clients
 
 
@@ -50,7 +51,7 @@ def expected(x, y):
 def test_metrics_of_all_rows_and_of_each_client(rows_are_shared):
     table, owners, clients = make_clients()
     # 675 rows are three batches, of which the last one has padding.
-    assert len(owners) > 2 * metrics.evaluation.__globals__["BATCH"]
+    assert len(owners) > 2 * BATCH
     test = table if rows_are_shared else {"x": table["x"][::-1], "y": table["y"][::-1]}
     evaluation = metrics.evaluation(loss_fn, test=test, held_out=clients, metrics=CHOSEN)
     record, by_client = evaluation.with_clients(PARAMS)
@@ -65,7 +66,7 @@ def test_metrics_of_all_rows_and_of_each_client(rows_are_shared):
         found = by_client["held_out"][f"held_out_{name}"]
         assert found.mask.tolist() == [False, True, True, False, False]
         np.testing.assert_allclose(found.compressed(), values, rtol=0, atol=1e-6)
-        quantiles = np.quantile(values, metrics.evaluation.__globals__["QUANTILES"])
+        quantiles = np.quantile(values, QUANTILES)
         np.testing.assert_allclose(record[f"held_out_{name}_quantiles"], quantiles, rtol=0, atol=1e-6)
     assert record["held_out_f1_macro_clients"] == 4  # F1 is defined for one class
 
@@ -91,8 +92,7 @@ def test_without_metrics_no_program_changes():
         return values
 
     texts = [
-        metrics.evaluation(f, test=table, held_out=clients).lower(PARAMS).as_text()
-        for f in (loss_fn, without_scores)
+        metrics.evaluation(f, test=table, held_out=clients).lower(PARAMS).as_text() for f in (loss_fn, without_scores)
     ]
     assert texts[0] == texts[1] and "sort" not in texts[0]
     with_metrics = metrics.evaluation(loss_fn, test=table, held_out=clients, metrics=CHOSEN).lower(PARAMS).as_text()

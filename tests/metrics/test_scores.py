@@ -83,7 +83,7 @@ def test_binary_averages_and_top_k_against_scikit_learn():
     rng = np.random.default_rng(1)
     scores = rng.normal(size=(300, 6)).astype(np.float32)
     labels = rng.integers(0, 6, 300)
-    for k in (1, 3, 6):
+    for k in (1, 3, 5):
         found = metrics.top_k_accuracy_score(jnp.asarray(scores), jnp.asarray(labels), k=k)
         expected = oracle.top_k_accuracy_score(labels, scores, k=k, labels=range(6))
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
