@@ -59,7 +59,7 @@ def precision_score(
       outputs, targets, mask: as in `confusion_matrix`.
       average: as in `f1_score`.
 
-    Returns: [], or [C] without an average, in [0, 1]; 0 for a class that is never predicted. NaN as `f1_score`.
+    Returns: [], or [C] without an average, in [0, 1]. Where class c is never predicted, as `f1_score`.
 
     Raises: ValueError for other shapes or averages, and for more than 2^24 rows.
 
@@ -81,7 +81,7 @@ def recall_score(
       outputs, targets, mask: as in `confusion_matrix`.
       average: as in `f1_score`.
 
-    Returns: [], or [C] without an average, in [0, 1]; 0 for a class without rows. NaN as `f1_score`.
+    Returns: [], or [C] without an average, in [0, 1]. Where class c has no row, as `f1_score`.
 
     Raises: ValueError for other shapes or averages, and for more than 2^24 rows.
 
@@ -103,8 +103,8 @@ def f1_score(outputs: Array, targets: Array, mask: Array | None = None, *, avera
         numbers of rows; "micro", of the sums of TP, FP and FN over classes, which is the accuracy; "binary", of class 1
         of two. None: no average, but the value of each class.
 
-    Returns: [], or [C] without an average, in [0, 1]. NaN without any real row, if a real row's output is not finite,
-      and if its label is no class.
+    Returns: [], or [C] without an average, in [0, 1]. A class whose ratio is 0 / 0 has 0, and with "binary" NaN. NaN
+      also without any real row, if a real row's output is not finite, and if its label is no class.
 
     Raises: ValueError for other shapes or averages, and for more than 2^24 rows.
 
@@ -141,7 +141,7 @@ def _averaged(outputs: Array, targets: Array, mask: Array | None, average: str |
     if average == "binary":
         if len(values) != 2:
             validate.fail("average", '"macro", "weighted" or "micro" of several classes', average)
-        values = values[1]
+        values = unless(ratio(true, predicted, support)[1][1] == 0, values[1])
     elif average == "micro":
         values = share(true.sum(), predicted.sum(), support.sum())
     elif average in ("macro", WITH_ROWS):

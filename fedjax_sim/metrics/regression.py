@@ -26,8 +26,8 @@ def root_mean_squared_error(outputs: Array, targets: Array, mask: Array | None =
     Guarantees: equals scikit-learn to 1e-6 (tests/metrics/test_scores.py::test_numbers_against_scikit_learn).
 
     >>> import jax.numpy as jnp
-    >>> root_mean_squared_error(jnp.array([1.0, 5.0]), jnp.array([1.0, 1.0])).item() ** 2
-    8.0
+    >>> root_mean_squared_error(jnp.array([4.0, 4.0]), jnp.array([1.0, 7.0])).item()
+    3.0
     """
     rows = number_rows(outputs, targets, mask)
     return jnp.sqrt(mean_over(jnp.square(rows.predictions - rows.targets), rows.mask))

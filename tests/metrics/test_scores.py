@@ -106,6 +106,15 @@ def test_classes_that_no_row_has():
     assert metrics.roc_auc_score(logits, jnp.asarray(labels)) == pytest.approx(expected, abs=1e-6)
 
 
+def test_shares_of_nothing():
+    """Fault: an F1 of 0 for rows of label 0 that are all taken for label 0."""
+    logits, labels = jnp.array([-1.0, -2.0]), jnp.array([0, 0])
+    scores = (metrics.f1_score, metrics.precision_score, metrics.recall_score)
+    assert all(jnp.isnan(score(logits, labels, average="binary")) for score in scores)
+    assert [score(logits, labels, average=None).tolist() for score in scores] == [[1.0, 0.0]] * 3
+    assert [jnp.isnan(score(-logits, labels, average="binary")).item() for score in scores] == [False, False, True]
+
+
 def test_confusion_matrix():
     (logits, labels), padded = rows("several")
     expected = oracle.confusion_matrix(labels, logits.argmax(1))
