@@ -657,7 +657,8 @@ def evaluation(
             },
             "personal": own_models(params, state, local_test, owners),
         }
-        clients |= {group: _of_places(metrics, scores, of_group) for group, of_group in places.items()}
+        if scores is not None:
+            clients |= {group: _of_places(metrics, scores, of_group) for group, of_group in places.items()}
         trained = None
         if has_trained is not None and local_test is not None:
             trained = _by_blocks(partial(has_trained, state), local_test)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -117,8 +118,10 @@ def sum_of_integers(x: Array) -> Array:
     >>> sum_of_integers(jnp.full(1000, 2**32 - 1, jnp.uint32)).item() == float(2**32 * 1000)
     True
     """
-    bytes_of = [jnp.sum((x >> shift) & 0xFF, dtype=jnp.uint32) for shift in (0, 8, 16, 24)]
-    return sum(total.astype(jnp.float32) * 2.0 ** (8 * place) for place, total in enumerate(bytes_of))
+    total = jnp.float32(0)
+    for shift in (0, 8, 16, 24):
+        total = total + jnp.sum((x >> shift) & 0xFF, dtype=jnp.uint32).astype(jnp.float32) * 2.0**shift
+    return total
 
 
 def mean_over(x: Array, mask: Array) -> Array:
@@ -131,7 +134,7 @@ def unless(is_wrong: Array, value: Array) -> Array:
     return jnp.where(is_wrong, jnp.nan, value)
 
 
-def over_classes(of_class: jax.stages.Wrapped, num_classes: int) -> Array:
+def over_classes(of_class: Callable[[Array], Array], num_classes: int) -> Array:
     """Computes the mean over those classes 0, ..., C - 1 whose value [] is not NaN; NaN without any; traceable."""
     values = jax.lax.map(of_class, jnp.arange(num_classes, dtype=jnp.int32))
     has_value = ~jnp.isnan(values)

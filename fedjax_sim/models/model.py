@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -213,7 +213,7 @@ def supervised(
     augmentations = check_augmentations(augmentations)
     fixed_state = () if frozen_state is None else frozen_state
 
-    def loss_fn(params: PyTree, examples: Mapping[str, PyTree], key: Array | None = None) -> dict[str, Array]:
+    def loss_fn(params: PyTree, examples: Mapping[str, PyTree], key: Array | None = None) -> dict[str, Any]:
         check_examples(examples)
         train = key is not None and frozen_state is None
         x = examples["x"] if key is None or not augmentations else augmented(augmentations, key, examples["x"])

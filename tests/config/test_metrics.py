@@ -134,3 +134,12 @@ def test_every_metric_has_a_name_of_its_own():
         "top_5_accuracy" if name == "top_k_accuracy" else name for name in known
     }
     assert all(metric.tasks for metric in made)
+
+
+def test_errors_of_numbers_are_of_the_same_rows_as_the_loss():
+    settings = ["data.name=mean_estimation", "data.num_clients=20", "model.name=linear", "sampler.cohort_size=5"]
+    experiment = build(load(None, [*settings, 'run.metrics=["rmse", "mae", "r2"]']))
+    record = experiment.evaluation(experiment.params)
+    groups = [group for group in ("test", "held_out", "local_test") if f"{group}_rmse" in record]
+    assert "test" in groups and record["test_rmse"] ** 2 == pytest.approx(record["test_loss"], rel=1e-5)
+    assert record["test_mae"] <= record["test_rmse"] and np.isfinite(record["test_r2"])
