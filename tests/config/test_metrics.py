@@ -145,3 +145,14 @@ def test_errors_of_numbers_are_of_the_same_rows_as_the_loss():
     assert record["test_rmse"] ** 2 == pytest.approx(record["test_loss"], rel=1e-5)
     y = np.asarray(experiment.data.test["y"], np.float64)
     assert record["test_r2"] == pytest.approx(1 - record["test_loss"] / y.var(), rel=1e-5, abs=1e-6)
+
+
+def test_a_resumed_run_may_have_other_metrics(tmp_path):
+    """Fault: the scores of an evaluation as a part of what a run must share with its checkpoint."""
+    settings = [*BINARY, "data.held_out_clients=0", "run.rounds=2"]
+    assert invoke("run", "--out", str(tmp_path / "run"), *with_settings(*settings)).exit_code == 0
+    more = with_settings('run.metrics=["f1_macro"]', "run.rounds=4")
+    done = invoke("run", "--resume", "--out", str(tmp_path / "run"), *more)
+    assert done.exit_code == 0, done.output
+    first, *_, last = records_of(tmp_path / "run")
+    assert "test_f1_macro" in last and "test_f1_macro" not in first
