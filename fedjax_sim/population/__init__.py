@@ -11,7 +11,13 @@ from fedjax_sim.population.concept_shift import (
 )
 from fedjax_sim.population.datasets.csv_sites import csv_sites as csv_sites, heart_disease as heart_disease
 from fedjax_sim.population.datasets.feature_shift import feature_shift as feature_shift
-from fedjax_sim.population.datasets.image_files import cifar10 as cifar10, cifar100 as cifar100, mnist as mnist
+from fedjax_sim.population.datasets.image_files import (
+    cifar10 as cifar10,
+    cifar100 as cifar100,
+    emnist as emnist,
+    mnist as mnist,
+    svhn as svhn,
+)
 from fedjax_sim.population.datasets.images import synthetic_images as synthetic_images
 from fedjax_sim.population.datasets.industrial import (
     controller_tuning as controller_tuning,

@@ -133,6 +133,11 @@ READERS = {
     "mnist": in_place(
         "train-images-idx3-ubyte", lambda parent: population.mnist(directory=str(parent), partition=HALVES)
     ),
+    "packed mnist": in_place(
+        "train-images-idx3-ubyte.gz", lambda parent: population.mnist(directory=str(parent), partition=HALVES)
+    ),
+    "batches": in_place("data_batch_1", lambda parent: population.cifar10(directory=str(parent), partition=HALVES)),
+    "svhn": in_place("train_32x32.mat", lambda parent: population.svhn(directory=str(parent), partition=HALVES)),
     "cora": in_place("cora.npz", lambda parent: read_cora(str(parent))),
     "native": in_place("info.json", lambda parent: population.native(directory=str(parent))),
     "store": in_place("manifest.json", lambda parent: open_store(parent, verify=True)),

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from safetensors.numpy import save
+from scipy.io import savemat
 
 from fedjax_sim.config import registry
 from fedjax_sim.config.build import Builder
@@ -143,13 +144,20 @@ def write_records(folder: Path, names: tuple[str, ...], num_labels: int, label: 
         records.tofile(folder / name)
 
 
-def write_digits(folder: Path, label: int = 0) -> None:
+def write_digits(folder: Path, label: int = 0, splits: tuple[str, str] = ("train", "t10k")) -> None:
     folder.mkdir(exist_ok=True)
-    for split in ("train", "t10k"):
+    for split in splits:
         (folder / f"{split}-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3, *[0, 0, 0, 2] * 3]) + bytes(8))
         (folder / f"{split}-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 2, label, 1]))
 
 
+def write_house_numbers(folder: Path, label: int = 1) -> None:
+    folder.mkdir(exist_ok=True)
+    for split in ("train", "test"):
+        savemat(folder / f"{split}_32x32.mat", {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": [[label], [2]]})
+
+
+EMNIST = ("emnist-digits-train", "emnist-digits-test")
 CIFAR10 = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 CIFAR100 = ("train.bin", "test.bin")
 
@@ -168,6 +176,16 @@ ROWS = {
         ["data.name=mnist", *IMAGES],
         write_digits,
         {"train-labels-idx1-ubyte": lambda folder: write_digits(folder, label=3)},
+    ),
+    "emnist": Row(
+        ["data.name=emnist", "data.split=digits", *IMAGES],
+        lambda folder: write_digits(folder, splits=EMNIST),
+        {f"{EMNIST[0]}-labels-idx1-ubyte": lambda folder: write_digits(folder, label=3, splits=EMNIST)},
+    ),
+    "svhn": Row(
+        ["data.name=svhn", *IMAGES],
+        write_house_numbers,
+        {"train_32x32.mat": lambda folder: write_house_numbers(folder, label=3)},
     ),
     "celeba": Row(
         ["data.name=celeba", "data.directory=FOLDER", "data.images=FOLDER/images", "data.image_size=4", *STORE[2:]],

@@ -277,6 +277,7 @@ DRAWN = {  # data that no file holds, or that are published with this package; t
     "controller_tuning": {},
     "digits": {"num_clients": 3},
     "digits_partition": {"num_clients": 3},
+    "fcube": {"examples_per_client": 2},
     "karate_club": {"num_clients": 1},
     "linear_teacher": {"num_clients": 3},
     "logistic_teacher": {"num_clients": 3},
@@ -290,7 +291,7 @@ DRAWN = {  # data that no file holds, or that are published with this package; t
     "synthetic_images": {"num_clients": 3},
 }
 # Files whose parts share the reader of a row of `ROWS`, or learn nothing (celeba, native: what its folder says).
-ALIKE = {"celeba", "cifar10", "cifar100", "cora", "heart_disease", "native", "tff_hdf5"}
+ALIKE = {"celeba", "cifar10", "cifar100", "cora", "emnist", "heart_disease", "native", "pfllib", "svhn", "tff_hdf5"}
 
 
 def test_every_data_set_keeps_a_record():
