@@ -65,8 +65,8 @@ def read_pickled(name: str, content: bytes) -> Any:
       with dtype bool, int, float, bytes or object. Objects in an array are again such values.
 
     Raises: ValueError that names the file and the place, for an instruction that these values do not need, a name
-      beyond NumPy's arrays, a file that ends early, bytes behind its end, an array whose bytes do not fit its shape, and
-      more than `MOST_INSTRUCTIONS` instructions.
+      beyond NumPy's arrays, a file that ends early, bytes behind its end, an array whose bytes do not fit its shape,
+      and more than `MOST_INSTRUCTIONS` instructions.
 
     Guarantees: nothing that a file names is imported or called, and every cut and every changed byte of a file ends in
     a value or in this error (tests/files/test_pickled_arrays.py::test_hostile_files, ::test_cuts_and_changed_bytes).

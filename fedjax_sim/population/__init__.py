@@ -10,6 +10,7 @@ from fedjax_sim.population.concept_shift import (
     with_rotated_images as with_rotated_images,
 )
 from fedjax_sim.population.datasets.csv_sites import csv_sites as csv_sites, heart_disease as heart_disease
+from fedjax_sim.population.datasets.fcube import fcube as fcube
 from fedjax_sim.population.datasets.feature_shift import feature_shift as feature_shift
 from fedjax_sim.population.datasets.image_files import (
     cifar10 as cifar10,
@@ -29,6 +30,7 @@ from fedjax_sim.population.datasets.leaf_tff import leaf as leaf, tff_hdf5 as tf
 from fedjax_sim.population.datasets.libsvm import libsvm as libsvm
 from fedjax_sim.population.datasets.mixture import mixture as mixture
 from fedjax_sim.population.datasets.native import native as native, write_native as write_native
+from fedjax_sim.population.datasets.pfllib import pfllib as pfllib
 from fedjax_sim.population.datasets.quadratic import (
     quadratic_loss as quadratic_loss,
     quadratic_population as quadratic_population,
@@ -75,8 +77,12 @@ from fedjax_sim.population.partition import (
     by_group as by_group,
     dirichlet as dirichlet,
     dirichlet_draws as dirichlet_draws,
+    dirichlet_of_sizes as dirichlet_of_sizes,
     iid as iid,
     pathological as pathological,
+    quantity_exponential as quantity_exponential,
+    quantity_given as quantity_given,
+    quantity_linear as quantity_linear,
     quantity_lognormal as quantity_lognormal,
     quantity_power_law as quantity_power_law,
     shards as shards,

@@ -1,7 +1,8 @@
 """Partitioners decide which client holds which rows of a table. They run in NumPy and are deterministic in their seed.
 
-`population.indexed` takes their results. `iid`, `dirichlet`, `shards`, `pathological`, `quantity_power_law`,
-`quantity_lognormal` and `by_group` give every row to exactly one client
+`population.indexed` takes their results. `iid`, `dirichlet`, `dirichlet_of_sizes`, `shards`, `pathological`,
+`quantity_power_law`, `quantity_lognormal`, `quantity_linear`, `quantity_exponential`, `quantity_given` and `by_group`
+give every row to exactly one client
 (tests/population/test_partition.py::test_partitioners_lose_and_duplicate_nothing). With `dirichlet_draws` clients may
 share rows.
 """
@@ -9,6 +10,7 @@ share rows.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -352,6 +354,145 @@ def quantity_lognormal(
     rng = generator("quantity_lognormal", seed)
     logs = sigma * rng.standard_normal(num_clients)  # the largest is subtracted, as in `quantity_power_law`
     return _by_weight(rng, np.exp(logs - logs.max()), num_examples, min_examples)
+
+
+@validate.named_arguments
+def quantity_linear(num_examples: int, num_clients: int, *, min_examples: NonNegativeInt = 1, seed: int) -> Partition:
+    """Clients have sizes in proportion to 1, 2, ..., N, and their labels stay IID.
+
+    Args:
+      num_examples, num_clients: of the whole partition.
+      min_examples: the least number of examples of a client. Missing examples are taken from the largest clients.
+      seed: of the assignment of rows to clients. Sizes do not depend on it.
+
+    Guarantees: sizes are the proportions, up to rounding by largest remainders
+      (tests/population/test_partition.py::test_sizes_are_as_asked).
+
+    >>> quantity_linear(60, 3, seed=0).sizes.tolist()
+    [10, 20, 30]
+    """
+    _check(num_examples, num_clients, min_examples, "min_examples")
+    weights = np.arange(1.0, num_clients + 1)
+    return _by_weight(generator("quantity_linear", seed), weights, num_examples, min_examples)
+
+
+@validate.named_arguments
+def quantity_exponential(
+    num_examples: int,
+    num_clients: int,
+    *,
+    ratio: Annotated[float, Number(1)],
+    min_examples: NonNegativeInt = 1,
+    seed: int,
+) -> Partition:
+    """Clients have sizes in proportion to 1, r, ..., r^(N - 1), and their labels stay IID.
+
+    Args:
+      num_examples, num_clients: of the whole partition.
+      ratio: r >= 1, how many times as many examples client i + 1 has as client i. 1 gives equal sizes.
+      min_examples: the least number of examples of a client. Missing examples are taken from the largest clients.
+      seed: of the assignment of rows to clients. Sizes do not depend on it.
+
+    Guarantees: sizes are the proportions, up to rounding by largest remainders
+      (tests/population/test_partition.py::test_sizes_are_as_asked).
+
+    >>> quantity_exponential(70, 3, ratio=2.0, seed=0).sizes.tolist()
+    [10, 20, 40]
+    """
+    _check(num_examples, num_clients, min_examples, "min_examples")
+    logs = np.log(ratio) * np.arange(1 - num_clients, 1)  # the largest is 0, so that no power overflows
+    return _by_weight(generator("quantity_exponential", seed), np.exp(logs), num_examples, min_examples)
+
+
+@validate.named_arguments
+def quantity_given(num_examples: int, sizes: Sequence[int], *, seed: int) -> Partition:
+    """Client i has `sizes[i]` random rows, so that labels stay IID.
+
+    Args:
+      num_examples: rows of the table.
+      sizes: each client's number of rows. They add up to all rows.
+      seed: of the assignment of rows to clients.
+
+    Raises: ValueError for sizes that do not add up to the rows.
+
+    Guarantees: sizes are exactly those given (tests/population/test_partition.py::test_sizes_are_as_asked).
+
+    >>> quantity_given(6, [1, 2, 3], seed=0).sizes.tolist()
+    [1, 2, 3]
+    """
+    counts = _sizes_of(sizes, num_examples)
+    return Partition(generator("quantity_given", seed).permutation(num_examples).astype(np.int32), _offsets(counts))
+
+
+def _sizes_of(sizes: Sequence[int], num_examples: int) -> np.ndarray:
+    """Returns the clients' sizes [N], which must add up to the rows of the table."""
+    if not len(sizes):
+        validate.fail("sizes", "a size for each client", [])
+    for i, size in enumerate(sizes):
+        validate.integer(f"sizes[{i}]", size, 0)
+    counts = np.array(sizes, np.int64)
+    if counts.sum() != num_examples:
+        hint = "Every row has one client: change a size, or leave rows out of the table."
+        validate.fail("sizes", f"sizes that add up to the {num_examples:,} rows", f"a sum of {counts.sum():,}", hint)
+    return counts
+
+
+@validate.named_arguments
+def dirichlet_of_sizes(
+    labels: ArrayLike,
+    sizes: Sequence[int],
+    alpha: Annotated[float, Number(0, open_low=True)],
+    *,
+    seed: int,
+) -> Partition:
+    """Clients have given sizes and skewed labels, and every row belongs to one client.
+
+    Client i has label shares p_i ~ Dirichlet(alpha, ..., alpha) over the K classes present. In a random order of
+    clients, each draws its n_i rows one after the other without replacement: a class from p_i, and a row of it that is
+    left. Once no row of a class is left, p_i is divided by what the other classes have of it. So clients that come late
+    have what others left, and their shares are less skewed, or skewed in another way, than p_i.
+
+    Args:
+      labels: [examples] integer classes.
+      sizes: n_i, each client's number of rows, such as `quantity_power_law(...).sizes`. They add up to all rows.
+      alpha: concentration > 0 per class. Towards 0 a client has as few classes as are left, towards infinity the same
+        share of each.
+      seed: of the shares, the order of the clients and the rows.
+
+    Raises: ValueError for sizes that do not add up to the rows, and for labels that are not a list of integers.
+
+    Guarantees: sizes are exactly those given, and no row is lost or shared
+      (tests/population/test_partition.py::test_dirichlet_of_sizes_keeps_sizes_and_rows). While no class runs out, a
+      client's share of a class has mean 1/K and variance (1/K)(1 - 1/K)(n_i + K alpha)/(n_i (1 + K alpha))
+      (::test_dirichlet_of_sizes_follows_the_law).
+    References: Hsu, Qi, Brown 2019, section 3; Acar et al. 2021, appendix 1.1.
+
+    >>> dirichlet_of_sizes([0, 1, 0, 1, 0, 1], [1, 2, 3], 0.1, seed=0).sizes.tolist()
+    [1, 2, 3]
+    """
+    labels, num_classes = _labels(labels)
+    counts = _sizes_of(sizes, len(labels))
+    rng = generator("dirichlet_of_sizes", seed)
+    rows = rng.permutation(len(labels))
+    rows = rows[np.argsort(labels[rows], kind="stable")]  # by class, and in random order within a class
+    left = np.bincount(labels, minlength=num_classes)
+    next_row = _offsets(left)[:-1]
+    owner = np.empty(len(labels), np.int64)
+    for client in rng.permutation(len(counts)):
+        shares = rng.dirichlet(np.full(num_classes, float(alpha)))
+        taken = np.zeros(num_classes, np.int64)
+        while missing := int(counts[client] - taken.sum()):
+            free = left - taken
+            weights = np.where(free > 0, shares, 0.0)
+            if not weights.sum() > 0:  # shares of exactly 0, for a small alpha: the rows that are left are alike
+                weights = free.astype(float)
+            # What a class cannot give is drawn again among others, as if each row had been drawn after the other.
+            taken += np.minimum(rng.multinomial(missing, weights / weights.sum()), free)
+        for label in np.flatnonzero(taken):
+            owner[rows[next_row[label] : next_row[label] + taken[label]]] = client
+        next_row += taken
+        left -= taken
+    return from_owner(owner, len(counts))
 
 
 def _plain(groups: ArrayLike) -> np.ndarray:

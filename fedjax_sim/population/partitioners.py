@@ -6,7 +6,7 @@ partitioner: `client` names the column of ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -94,27 +94,42 @@ def pathological(
     return Partitioner(lambda labels: partition.pathological(labels, num_clients, classes_per_client, seed=seed))
 
 
+def _of_sizes(divide: Callable[[int], partition.Partition], alpha: float | None, seed: int) -> Partitioner:
+    """Returns the partitioner whose clients have the sizes of another one.
+
+    Args:
+      divide: number of rows -> a partition, whose labels are IID.
+      alpha: labels are skewed as in `population.dirichlet_of_sizes`. None keeps the partition as it is.
+      seed: of the skewed labels.
+    """
+
+    def skewed(labels: np.ndarray) -> partition.Partition:
+        parts = divide(len(labels))
+        return parts if alpha is None else partition.dirichlet_of_sizes(labels, parts.sizes, alpha, seed=seed)
+
+    return Partitioner(skewed)
+
+
 @validate.named_arguments
 def power_law_sizes(
     *,
     num_clients: PositiveInt,
     exponent: Annotated[float, Number(1, open_low=True)] = 2.0,
     min_examples: NonNegativeInt = 1,
+    alpha: Annotated[float, Number(0, open_low=True)] | None = None,
     seed: NonNegativeInt = 0,
 ) -> Partitioner:
-    """Clients have sizes drawn from a power law, and their labels stay IID; see `population.quantity_power_law`.
+    """Clients have sizes drawn from a power law; see `population.quantity_power_law`.
 
     Args:
       num_clients, exponent, min_examples, seed: as in `population.quantity_power_law`.
+      alpha: labels are skewed at these sizes, as in `population.dirichlet_of_sizes`. For None they stay IID.
 
     >>> int(power_law_sizes(num_clients=2).divide(np.zeros(7)).sizes.sum())
     7
     """
-    return Partitioner(
-        lambda labels: partition.quantity_power_law(
-            len(labels), num_clients, exponent=exponent, min_examples=min_examples, seed=seed
-        )
-    )
+    options = {"exponent": exponent, "min_examples": min_examples, "seed": seed}
+    return _of_sizes(lambda rows: partition.quantity_power_law(rows, num_clients, **options), alpha, seed)
 
 
 @validate.named_arguments
@@ -123,18 +138,79 @@ def lognormal_sizes(
     num_clients: PositiveInt,
     sigma: NonNegative = 1.0,
     min_examples: NonNegativeInt = 1,
+    alpha: Annotated[float, Number(0, open_low=True)] | None = None,
     seed: NonNegativeInt = 0,
 ) -> Partitioner:
-    """Clients have lognormal sizes, and their labels stay IID; see `population.quantity_lognormal`.
+    """Clients have lognormal sizes; see `population.quantity_lognormal`.
 
     Args:
       num_clients, sigma, min_examples, seed: as in `population.quantity_lognormal`.
+      alpha: as in `power_law_sizes`.
 
     >>> lognormal_sizes(num_clients=4, sigma=0.0).divide(np.zeros(100)).sizes.tolist()
     [25, 25, 25, 25]
     """
-    return Partitioner(
-        lambda labels: partition.quantity_lognormal(
-            len(labels), num_clients, sigma=sigma, min_examples=min_examples, seed=seed
-        )
-    )
+    options = {"sigma": sigma, "min_examples": min_examples, "seed": seed}
+    return _of_sizes(lambda rows: partition.quantity_lognormal(rows, num_clients, **options), alpha, seed)
+
+
+@validate.named_arguments
+def linear_sizes(
+    *,
+    num_clients: PositiveInt,
+    min_examples: NonNegativeInt = 1,
+    alpha: Annotated[float, Number(0, open_low=True)] | None = None,
+    seed: NonNegativeInt = 0,
+) -> Partitioner:
+    """Clients have sizes in proportion to 1, 2, ..., N; see `population.quantity_linear`.
+
+    Args:
+      num_clients, min_examples, seed: as in `population.quantity_linear`.
+      alpha: as in `power_law_sizes`.
+
+    >>> linear_sizes(num_clients=3, alpha=0.1).divide(np.arange(60) % 2).sizes.tolist()
+    [10, 20, 30]
+    """
+    options = {"min_examples": min_examples, "seed": seed}
+    return _of_sizes(lambda rows: partition.quantity_linear(rows, num_clients, **options), alpha, seed)
+
+
+@validate.named_arguments
+def exponential_sizes(
+    *,
+    num_clients: PositiveInt,
+    ratio: Annotated[float, Number(1)],
+    min_examples: NonNegativeInt = 1,
+    alpha: Annotated[float, Number(0, open_low=True)] | None = None,
+    seed: NonNegativeInt = 0,
+) -> Partitioner:
+    """Each client has `ratio` times as many rows as the one before; see `population.quantity_exponential`.
+
+    Args:
+      num_clients, ratio, min_examples, seed: as in `population.quantity_exponential`.
+      alpha: as in `power_law_sizes`.
+
+    >>> exponential_sizes(num_clients=3, ratio=2.0).divide(np.zeros(70)).sizes.tolist()
+    [10, 20, 40]
+    """
+    options = {"ratio": ratio, "min_examples": min_examples, "seed": seed}
+    return _of_sizes(lambda rows: partition.quantity_exponential(rows, num_clients, **options), alpha, seed)
+
+
+@validate.named_arguments
+def given_sizes(
+    *,
+    sizes: Sequence[int],
+    alpha: Annotated[float, Number(0, open_low=True)] | None = None,
+    seed: NonNegativeInt = 0,
+) -> Partitioner:
+    """Client i has `sizes[i]` rows; see `population.quantity_given`.
+
+    Args:
+      sizes, seed: as in `population.quantity_given`.
+      alpha: as in `power_law_sizes`.
+
+    >>> given_sizes(sizes=[1, 2, 3], alpha=0.5).divide(np.array([0, 0, 0, 1, 1, 1])).sizes.tolist()
+    [1, 2, 3]
+    """
+    return _of_sizes(lambda rows: partition.quantity_given(rows, sizes, seed=seed), alpha, seed)

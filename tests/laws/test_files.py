@@ -157,6 +157,15 @@ def write_house_numbers(folder: Path, label: int = 1) -> None:
         savemat(folder / f"{split}_32x32.mat", {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": [[label], [2]]})
 
 
+def write_archives(folder: Path, label: int = 0) -> None:
+    """A folder of PFLlib with one client."""
+    for split in ("train", "test"):
+        (folder / split).mkdir(parents=True, exist_ok=True)
+        rows = {"x": np.ones((2, 3)), "y": np.array([label if split == "train" else 0, 1])}
+        np.savez(folder / split / "0.npz", data=np.array(rows, object))
+    put(folder, "config.json", '{"num_clients": 1, "num_classes": 2}')
+
+
 EMNIST = ("emnist-digits-train", "emnist-digits-test")
 CIFAR10 = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 CIFAR100 = ("train.bin", "test.bin")
@@ -181,6 +190,13 @@ ROWS = {
         ["data.name=emnist", "data.split=digits", *IMAGES],
         lambda folder: write_digits(folder, splits=EMNIST),
         {f"{EMNIST[0]}-labels-idx1-ubyte": lambda folder: write_digits(folder, label=3, splits=EMNIST)},
+    ),
+    "pfllib": Row(
+        ["data.name=pfllib", "data.directory=FOLDER", "data.num_classes=2", *STORE[2:]],
+        write_archives,
+        {
+            "train/0.npz": lambda folder: write_archives(folder, label=1),
+        },
     ),
     "svhn": Row(
         ["data.name=svhn", *IMAGES],

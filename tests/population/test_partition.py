@@ -7,6 +7,7 @@ from hypothesis import given, settings, strategies as st
 from fedjax_sim import population as field
 from fedjax_sim.population.partition import apportioned, with_minimum
 from tests.calls import calls
+from tests.refusals import refused
 
 LABELS = np.random.default_rng(1).integers(0, 10, 4000)
 
@@ -17,6 +18,10 @@ TRUE_PARTITIONS = {
     "pathological": lambda seed: field.pathological(LABELS, 37, 3, seed=seed),
     "quantity_power_law": lambda seed: field.quantity_power_law(4000, 37, exponent=1.3, min_examples=5, seed=seed),
     "quantity_lognormal": lambda seed: field.quantity_lognormal(4000, 37, sigma=2.0, min_examples=5, seed=seed),
+    "quantity_linear": lambda seed: field.quantity_linear(4000, 37, seed=seed),
+    "quantity_exponential": lambda seed: field.quantity_exponential(4000, 37, ratio=1.2, seed=seed),
+    "quantity_given": lambda seed: field.quantity_given(4000, [1, 2, 3997], seed=seed),
+    "dirichlet_of_sizes": lambda seed: field.dirichlet_of_sizes(LABELS, [100] * 39 + [99, 1], 0.05, seed=seed),
     "by_group": lambda seed: field.by_group(LABELS + seed),
 }
 
@@ -165,6 +170,76 @@ def test_quantity_laws():
     logs = np.log(sizes)
     _rejects((logs - logs.mean()) ** 2, 0.7**2, 0.8**2)
     assert field.quantity_power_law(100, 100, exponent=1.01, seed=0).sizes.tolist() == [1] * 100
+
+
+def test_sizes_are_as_asked():
+    """Catches a ratio of rates, a first client without rows, and sizes that are rounded twice."""
+    np.testing.assert_array_equal(field.quantity_linear(5050, 100, seed=0).sizes, np.arange(1, 101))
+    np.testing.assert_array_equal(field.quantity_exponential(1023, 10, ratio=2.0, seed=0).sizes, 2 ** np.arange(10))
+    assert field.quantity_exponential(100, 3, ratio=1.0, seed=0).sizes.tolist() == [34, 33, 33]
+    huge = field.quantity_exponential(4000, 30, ratio=1e30, min_examples=2, seed=0).sizes
+    assert huge.tolist() == [2] * 29 + [4000 - 58]
+    assert field.quantity_given(10, [0, 7, 3], seed=0).sizes.tolist() == [0, 7, 3]
+    for sizes, argument in (([1, 2], "sizes"), ([10, 1], "sizes"), ([], "sizes")):
+        with refused(argument):
+            field.quantity_given(10, sizes, seed=0)
+        with refused(argument):
+            field.dirichlet_of_sizes(np.zeros(10, int), sizes, 1.0, seed=0)
+    with refused("sizes[1]", value=-1):
+        field.quantity_given(10, [11, -1], seed=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=40),
+    cuts=st.lists(st.integers(0, 40), max_size=8),
+    alpha=st.sampled_from([1e-300, 1e-3, 0.3, 1e9]),
+)
+def test_dirichlet_of_sizes_keeps_sizes_and_rows(labels, cuts, alpha):
+    """Catches a class that is overdrawn, shares of exactly 0 without end, and rows lost when a class runs out."""
+    places = sorted(min(cut, len(labels)) for cut in cuts)
+    sizes = np.diff([0, *places, len(labels)]).tolist()
+    partition = field.dirichlet_of_sizes(labels, sizes, alpha, seed=0)
+    assert sorted(partition.indices.tolist()) == list(range(len(labels)))
+    assert partition.sizes.tolist() == sizes
+
+
+def test_dirichlet_of_sizes_follows_the_law():
+    """Catches a concentration for the sum of classes, and labels that stay IID: moments over seeds."""
+    num_classes, alpha, n = 4, 0.5, 20
+    labels = np.repeat(np.arange(num_classes), 1000)
+    # Only where the small client comes before the large one, which would have left few classes.
+    shares = []
+    for seed in range(2500):
+        partition = field.dirichlet_of_sizes(labels, [n] + [0] * 3 + [len(labels) - n], alpha, seed=seed)
+        rows = partition.indices[:n]
+        order = field.partition.generator("dirichlet_of_sizes", seed)
+        order.permutation(len(labels))
+        clients = order.permutation(5).tolist()
+        if clients.index(0) < clients.index(4):
+            shares.append(np.bincount(labels[rows], minlength=num_classes) / n)
+    shares = np.array(shares)
+    p = 1 / num_classes
+    variance = p * (1 - p) * (n + num_classes * alpha) / (n * (1 + num_classes * alpha))
+    _rejects(shares[:, 0], p, p * 1.2)
+    _rejects((shares[:, 0] - p) ** 2, variance, variance * 1.3)
+
+
+@pytest.mark.parametrize("name", ["power_law_sizes", "lognormal_sizes", "linear_sizes", "exponential_sizes"])
+def test_labels_are_skewed_at_the_same_sizes(name):
+    """Catches a law of sizes that alpha changes, labels that stay IID, and an alpha that is not passed on."""
+    options = {"num_clients": 20, "min_examples": 30, "seed": 5} | (
+        {"ratio": 1.1} if name == "exponential_sizes" else {}
+    )
+    make = getattr(field.partitioners, name)
+    plain, skewed = (make(alpha=alpha, **options).divide(LABELS) for alpha in (None, 0.01))
+    np.testing.assert_array_equal(plain.sizes, skewed.sizes)
+    np.testing.assert_array_equal(np.sort(skewed.indices), np.arange(4000))
+    most = [
+        np.mean([np.bincount(LABELS[part]).max() / len(part) for part in np.split(parts.indices, parts.offsets[1:-1])])
+        for parts in (plain, skewed)
+    ]
+    assert most[0] < 0.3 and most[1] > 0.6
 
 
 def test_shards_give_few_labels():

@@ -179,8 +179,8 @@ def emnist(
     Args:
       partition, standardise: as in `cifar10`.
       directory: a folder with NIST's files emnist-SPLIT-train-images-idx3-ubyte and so on (train and test, images and
-        labels), packed as .gz or not; or a folder in which they lie as raw, gzip, EMNIST/raw or EMNIST/raw/gzip, such as
-        torchvision's root. For None the error says where to get them.
+        labels), packed as .gz or not; or a folder in which they lie as raw, gzip, EMNIST/raw or EMNIST/raw/gzip, such
+        as torchvision's root. For None the error says where to get them.
       split: "byclass" has 62 classes (digits, capitals, small letters); "bymerge" and "balanced" have 47, where small
         letters that look like capitals are one with them; "letters" has 26; "digits" and "mnist" have 10.
 
@@ -230,8 +230,8 @@ def svhn(
 
     Args:
       partition, standardise: as in `cifar10`.
-      directory: a folder with train_32x32.mat and test_32x32.mat of "Format 2", or a folder in which they lie as SVHN or
-        svhn. For None the error says where to get them.
+      directory: a folder with train_32x32.mat and test_32x32.mat of "Format 2", or a folder in which they lie as SVHN
+        or svhn. For None the error says where to get them.
 
     Returns: `FederatedData` as `cifar10` does. The digit 0, whose label is 10 in the files, has label 0. `notes` tells
     if there are other than 73,257 training and 26,032 test images.
