@@ -259,7 +259,14 @@ def _build(machine: _Machine) -> None:
 
 
 def _values(shape: Any, dtype: Any, by_column: Any, content: Any) -> np.ndarray:
-    """Makes an array of the four things that its state has."""
+    """Makes an array of the four things that its state has, each of which is checked first.
+
+    Args:
+      shape: a tuple of sizes >= 0.
+      dtype: a `_Dtype` with its order of bytes.
+      by_column: whether the first index moves fastest.
+      content: the bytes of all values, or, for objects, a list of them.
+    """
     if not (isinstance(shape, tuple) and len(shape) <= 32 and all(type(size) is int and size >= 0 for size in shape)):
         raise _Refused("a shape")
     if not (isinstance(dtype, _Dtype) and dtype.order and isinstance(by_column, bool)):

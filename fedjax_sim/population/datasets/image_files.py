@@ -382,7 +382,13 @@ def _python_batch(path: pathlib.Path, labels: Sequence[str]) -> np.ndarray:
 
 
 def _idx(folder: pathlib.Path, name: str, dimensions: int) -> np.ndarray:
-    """Reads an IDX file of bytes with so many dimensions: the file of this name, or it packed as .gz."""
+    """Reads an IDX file of bytes.
+
+    Args:
+      folder: where it lies.
+      name: of the file. If there is only NAME.gz, that is unpacked.
+      dimensions: how many the array must have.
+    """
     path = folder / name
     packed = folder / f"{name}.gz"
     is_packed = not path.exists() and packed.exists()
@@ -424,7 +430,13 @@ def _idx_images(folder: pathlib.Path, name: str) -> tuple[np.ndarray, np.ndarray
 
 
 def _matlab_images(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-    """Reads a file of SVHN: images [n, 32, 32, 3] uint8, and labels [n] in 0..9."""
+    """Reads a file of SVHN.
+
+    Args:
+      path: of the file.
+
+    Returns: images [n, 32, 32, 3] uint8, and labels [n] uint8 in 0..9.
+    """
     from scipy.io import loadmat, whosmat
 
     name = path.name

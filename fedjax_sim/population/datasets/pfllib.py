@@ -42,8 +42,8 @@ def pfllib(
     Returns: `FederatedData` of the task "classification". Client i has the number i as its name. Features are as they
     are in the files, where PFLlib has scaled pixels to [-1, 1].
 
-    Raises: ValueError that names the file, for a missing file, other numbers of clients or classes than config.json's, an archive
-    that is none, and objects in it other than a dict of arrays x and y. MemoryError beyond `max_bytes`.
+    Raises: ValueError that names the file, for a missing file, other numbers of clients or classes than config.json's,
+    an archive that is none, and objects in it other than a dict of arrays x and y. MemoryError beyond `max_bytes`.
 
     Guarantees: each client has its own training and test rows, in the order of the numbers
     (tests/population/datasets/test_pfllib.py::test_clients_have_their_rows). Archives hold pickles, and reading them
