@@ -275,7 +275,7 @@ def _values(shape: Any, dtype: Any, by_column: Any, content: Any) -> np.ndarray:
     size = math.prod(shape)
     if not _CODE.fullmatch(dtype.code):
         raise _Refused(f"the dtype {dtype.code[:20]!r}")
-    kind = np.dtype(dtype.code).newbyteorder(dtype.order)
+    kind = np.dtype(dtype.order + dtype.code)
     if kind.kind == "O":
         if not (isinstance(content, list) and len(content) == size):
             raise _Refused(f"an array of {size:,} objects with others in number")

@@ -424,7 +424,7 @@ def quantity_given(num_examples: int, sizes: Sequence[int], *, seed: int) -> Par
     return Partition(generator("quantity_given", seed).permutation(num_examples).astype(np.int32), _offsets(counts))
 
 
-def _sizes_of(sizes: Sequence[int], num_examples: int) -> np.ndarray:
+def _sizes_of(sizes: Sequence[int] | np.ndarray, num_examples: int) -> np.ndarray:
     """Returns the clients' sizes [N], which must add up to the rows of the table."""
     if not len(sizes):
         validate.fail("sizes", "a size for each client", [])
@@ -440,7 +440,7 @@ def _sizes_of(sizes: Sequence[int], num_examples: int) -> np.ndarray:
 @validate.named_arguments
 def dirichlet_of_sizes(
     labels: ArrayLike,
-    sizes: Sequence[int],
+    sizes: Sequence[int] | np.ndarray,
     alpha: Annotated[float, Number(0, open_low=True)],
     *,
     seed: int,

@@ -60,7 +60,7 @@ def pfllib(
     except ValueError as error:
         validate.fail(path.name, "JSON", str(error))
     stated = config if isinstance(config, dict) else {}
-    num_clients = stated.get("num_clients")
+    num_clients: Any = stated.get("num_clients")
     validate.integer(f"{path.name} num_clients", num_clients, 1, 1_000_000)
     if stated.get("num_classes") != num_classes:
         validate.fail("num_classes", f"that of {path.name}, {stated.get('num_classes')}", num_classes)
