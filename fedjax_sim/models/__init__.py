@@ -18,6 +18,13 @@ from fedjax_sim.models.graph import (
     link_prediction as link_prediction,
     rgcn as rgcn,
 )
+from fedjax_sim.models.image import (
+    lenet5 as lenet5,
+    resnet9 as resnet9,
+    resnet18 as resnet18,
+    resnet20 as resnet20,
+    vgg11 as vgg11,
+)
 from fedjax_sim.models.losses import (
     default_loss as default_loss,
     next_token_cross_entropy as next_token_cross_entropy,

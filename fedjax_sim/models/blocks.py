@@ -43,7 +43,14 @@ def fully_connected(name: str, num_inputs: int, num_outputs: int, *, activation:
 
 
 def convolutional(
-    name: str, num_inputs: int, num_outputs: int, *, kernel_size: int = 3, stride: int = 1, activation: str = "relu"
+    name: str,
+    num_inputs: int,
+    num_outputs: int,
+    *,
+    kernel_size: int = 3,
+    stride: int = 1,
+    activation: str = "relu",
+    bias: bool = True,
 ) -> Layer:
     """Makes a convolutional layer for images [n, height, width, num_inputs], with an activation.
 
@@ -53,6 +60,7 @@ def convolutional(
       kernel_size: side of the square kernels.
       stride: step in both directions. With stride 1 the layer keeps height and width.
       activation: "relu", "tanh" or "none".
+      bias: whether a bias for each channel is added.
     """
     integer("num_inputs", num_inputs)
     integer("num_outputs", num_outputs)
@@ -61,7 +69,7 @@ def convolutional(
     one_of("activation", activation, ACTIVATIONS)
     return layer(
         name,
-        lambda key: init_convolution(key, kernel_size, num_inputs, num_outputs),
+        lambda key: init_convolution(key, kernel_size, num_inputs, num_outputs, bias=bias),
         lambda params, x: ACTIVATIONS[activation](convolution(params, x, stride=stride)),
     )
 

@@ -74,20 +74,23 @@ def dense(params: Params, x: Array) -> Array:
     return _add(x.astype(params["kernel"].dtype) @ params["kernel"], params["bias"])
 
 
-def init_convolution(key: Array, kernel_size: int, num_inputs: int, num_outputs: int, *, relu: bool = True) -> Params:
+def init_convolution(
+    key: Array, kernel_size: int, num_inputs: int, num_outputs: int, *, relu: bool = True, bias: bool = True
+) -> Params:
     """Draws the parameters of `convolution`: {"kernel": [k, k, num_inputs, num_outputs], "bias": [num_outputs]}.
 
-    The kernel is He-normal if `relu`, and Glorot-uniform otherwise.
+    The kernel is He-normal if `relu`, and Glorot-uniform otherwise. Without `bias` there is no such entry.
     """
     shape = (kernel_size, kernel_size, num_inputs, num_outputs)
-    return {"kernel": _kernel(key, shape, relu), "bias": jnp.zeros(num_outputs)}
+    kernel = {"kernel": _kernel(key, shape, relu)}
+    return kernel | {"bias": jnp.zeros(num_outputs)} if bias else kernel
 
 
 def convolution(params: Params, x: Array, *, stride: int = 1, padding: str = "SAME", method: str = "auto") -> Array:
     """Computes the two-dimensional convolution of x [n, height, width, channels].
 
     Args:
-      params: {"kernel": [kh, kw, in, out], "bias": [out]}.
+      params: {"kernel": [kh, kw, in, out], "bias": [out]}; without the entry "bias", none is added.
       x: images, with the channels last.
       stride: step in both directions, >= 1.
       padding: "SAME" or "VALID".
@@ -128,7 +131,8 @@ def convolution(params: Params, x: Array, *, stride: int = 1, padding: str = "SA
         image_dilation=(1, 1),
         kernel_dilation=(1, 1),
     )
-    return _add_to_pixels(CONVOLUTIONS[method](x, kernel, geometry), params["bias"])
+    out = CONVOLUTIONS[method](x, kernel, geometry)
+    return _add_to_pixels(out, params["bias"]) if "bias" in params else out
 
 
 def max_pool(x: Array, *, size: int = 2) -> Array:
