@@ -19,7 +19,7 @@ from fedjax_sim.config.document import load
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 EXPERIMENTS = ROOT / "experiments"
-NEED_DATA = ("cora", "heart_disease", "vertical_hospitals")
+NEED_DATA = ("cifar_resnet", "cora", "heart_disease", "vertical_hospitals")
 NEED_DATA += ("keyboard", "shakespeare", "shakespeare_adapters", "shakespeare_transformer")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 BUILT = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "fedjax_sim", "experiments")

@@ -157,12 +157,35 @@ def _sources(program: Program, inputs: Sequence[set[int] | None]) -> list[set[in
     return evaluate(program, inputs, rule, constants=[set()] * num_constants, literal=lambda _: set())
 
 
-class _ScheduleOptions(TypedDict, total=False):
-    """Options that say how the learning rate falls; `sgd` describes each."""
+class _CommonOptions(TypedDict, total=False):
+    """Options that say how gradients are clipped and how the learning rate falls; `sgd` describes each."""
 
     schedule: Annotated[Literal["constant", "cosine", "linear"], Default("constant")]
     decay_steps: Annotated[PositiveInt | None, Default(None)]
     schedule_over: Annotated[Literal["steps", "rounds"], Default("steps")]
+    clip_value: Annotated[Positive | None, Default(None)]
+    clip_norm: Annotated[Positive | None, Default(None)]
+
+
+def _finished(
+    make: Callable,
+    learning_rate: float,
+    *,
+    clip_value: float | None = None,
+    clip_norm: float | None = None,
+    **schedule: Any,
+) -> optax.GradientTransformation:
+    """Makes an optimiser whose gradients are clipped, and whose learning rate follows a schedule, if these are stated.
+
+    Args:
+      make: (learning rate, or a schedule of optax) -> optax transformation.
+      learning_rate, clip_value, clip_norm: as in `sgd`.
+      schedule: the options of `_scheduled`.
+    """
+    clips = [optax.clip(clip_value)] if clip_value is not None else []
+    clips += [optax.clip_by_global_norm(clip_norm)] if clip_norm is not None else []
+    clipped = (lambda rate: optax.chain(*clips, make(rate))) if clips else make
+    return _scheduled(clipped, learning_rate, **schedule)
 
 
 def _scheduled(
@@ -205,26 +228,49 @@ def sgd(
     learning_rate: Positive = 0.5,
     momentum: ShareBelowOne = 0.0,
     nesterov: bool = False,
-    **options: Unpack[_ScheduleOptions],
+    weight_decay: NonNegative = 0.0,
+    **options: Unpack[_CommonOptions],
 ) -> optax.GradientTransformation:
     """Makes stochastic gradient descent, with momentum or without.
+
+    A step with a gradient g of a minibatch at parameters w clips g by value, then by norm, and adds the decay d w. Then
+    v = g + m v with momentum m, and w falls by the rate times v, or times g + m v for Nesterov's momentum.
+
+    The clips bound a step, and give no privacy: they see the mean of a minibatch, not an example or a client. Private
+    clients clip each example, and add noise, before the optimiser; a private server clips each message after it. Both
+    guarantees are the same with these clips and without them.
 
     Args:
       learning_rate: > 0; the default suits the default run of `fedjax-sim run`.
       momentum: in [0, 1).
       nesterov: Nesterov's momentum; needs momentum > 0.
+      weight_decay: d >= 0; w times d is added to the clipped gradient. That is the gradient of d / 2 ||w||^2, so a
+        private client's decay is not noised.
       schedule: "constant", or "cosine" or "linear" decay to 0 within `decay_steps`.
       decay_steps: number of local steps or rounds until the rate is 0; None for a constant schedule.
       schedule_over: the unit of `decay_steps`. "steps": local steps; the schedule starts again in each round. "rounds":
         the rate is constant within a round (`over_rounds`).
+      clip_value: > 0; entries of a gradient are clipped to [-clip_value, clip_value]. None clips none.
+      clip_norm: > 0; a gradient whose L2 norm, over all parameters that the optimiser trains, is larger is scaled to
+        it. None clips none.
+
+    Guarantees: steps equal NumPy (tests/client/test_optimizer_options.py::test_sgd_equals_numpy); without clips and
+    decay the optimiser is optax's own, with the same program (::test_options_that_are_off_cost_nothing); algorithms
+    for plain SGD refuse clips and decay (::test_clips_and_decay_are_not_plain_sgd).
+
+    References: Pascanu, Mikolov and Bengio 2013, section 3.2 (clips by norm); Sutskever et al. 2013 (momentum).
 
     >>> sgd(learning_rate=0.5).update(1.0, sgd().init(0.0))[0]
     -0.5
     """
     if nesterov and not momentum:
         validate.fail("nesterov", "false without momentum", nesterov, "Set momentum too.")
-    make = lambda rate: optax.sgd(rate, momentum or None, nesterov)  # noqa: E731
-    return _scheduled(make, learning_rate, **options)
+
+    def make(rate: float) -> optax.GradientTransformation:
+        steps = optax.sgd(rate, momentum or None, nesterov)
+        return optax.chain(optax.add_decayed_weights(weight_decay), steps) if weight_decay else steps
+
+    return _finished(make, learning_rate, **options)
 
 
 @validate.named_arguments
@@ -234,7 +280,7 @@ def adam(
     first_decay: ShareBelowOne = 0.9,
     second_decay: ShareBelowOne = 0.999,
     epsilon: Positive = 1e-8,
-    **options: Unpack[_ScheduleOptions],
+    **options: Unpack[_CommonOptions],
 ) -> optax.GradientTransformation:
     """Makes Adam; its moments are initialised in each round.
 
@@ -242,12 +288,12 @@ def adam(
       learning_rate: > 0.
       first_decay, second_decay: of the two moments, in [0, 1).
       epsilon: > 0, added to the root of the second moment.
-      schedule, decay_steps, schedule_over: as in `sgd`.
+      schedule, decay_steps, schedule_over, clip_value, clip_norm: as in `sgd`.
 
     References: Kingma and Ba 2015.
     """
     make = lambda rate: optax.adam(rate, first_decay, second_decay, epsilon)  # noqa: E731
-    return _scheduled(make, learning_rate, **options)
+    return _finished(make, learning_rate, **options)
 
 
 @validate.named_arguments
@@ -258,19 +304,19 @@ def adamw(
     second_decay: ShareBelowOne = 0.999,
     epsilon: Positive = 1e-8,
     weight_decay: NonNegative = 1e-4,
-    **options: Unpack[_ScheduleOptions],
+    **options: Unpack[_CommonOptions],
 ) -> optax.GradientTransformation:
     """Makes Adam with decoupled weight decay; its moments are initialised in each round.
 
     Args:
       learning_rate, first_decay, second_decay, epsilon: as in `adam`.
       weight_decay: >= 0; the weights, times this and the rate, are subtracted in each step.
-      schedule, decay_steps, schedule_over: as in `sgd`.
+      schedule, decay_steps, schedule_over, clip_value, clip_norm: as in `sgd`.
 
     References: Loshchilov and Hutter 2019.
     """
     make = lambda rate: optax.adamw(rate, first_decay, second_decay, epsilon, weight_decay=weight_decay)  # noqa: E731
-    return _scheduled(make, learning_rate, **options)
+    return _finished(make, learning_rate, **options)
 
 
 @validate.named_arguments
@@ -279,7 +325,7 @@ def adagrad(
     learning_rate: Positive = 0.01,
     initial_accumulator: NonNegative = 0.1,
     epsilon: Positive = 1e-7,
-    **options: Unpack[_ScheduleOptions],
+    **options: Unpack[_CommonOptions],
 ) -> optax.GradientTransformation:
     """Makes Adagrad; its sum of squares is initialised in each round.
 
@@ -287,12 +333,12 @@ def adagrad(
       learning_rate: > 0.
       initial_accumulator: >= 0, the sum of squares before the first step.
       epsilon: > 0, added to the sum of squares.
-      schedule, decay_steps, schedule_over: as in `sgd`.
+      schedule, decay_steps, schedule_over, clip_value, clip_norm: as in `sgd`.
 
     References: Duchi, Hazan and Singer 2011.
     """
     make = lambda rate: optax.adagrad(rate, initial_accumulator, epsilon)  # noqa: E731
-    return _scheduled(make, learning_rate, **options)
+    return _finished(make, learning_rate, **options)
 
 
 @validate.named_arguments
@@ -302,7 +348,7 @@ def rmsprop(
     decay: ShareBelowOne = 0.9,
     epsilon: Positive = 1e-8,
     momentum: ShareBelowOne = 0.0,
-    **options: Unpack[_ScheduleOptions],
+    **options: Unpack[_CommonOptions],
 ) -> optax.GradientTransformation:
     """Makes RMSProp, with momentum or without; its mean of squares is initialised in each round.
 
@@ -311,9 +357,9 @@ def rmsprop(
       decay: of the mean of squares, in [0, 1).
       epsilon: > 0, added to the mean of squares.
       momentum: in [0, 1); 0 for none.
-      schedule, decay_steps, schedule_over: as in `sgd`.
+      schedule, decay_steps, schedule_over, clip_value, clip_norm: as in `sgd`.
 
     References: Tieleman and Hinton 2012.
     """
     make = lambda rate: optax.rmsprop(rate, decay, epsilon, momentum=momentum or None)  # noqa: E731
-    return _scheduled(make, learning_rate, **options)
+    return _finished(make, learning_rate, **options)

@@ -122,7 +122,10 @@ def test_residual_networks_equal_linen(norm, projects):
 
 def test_the_networks_have_their_blocks():
     """Fault: a network whose count is right, but whose stride or shortcut is another's."""
-    for model, sides in ((resnet20(**CIFAR), [32] * 3 + [16] * 3 + [8] * 3), (resnet18(**CIFAR), [32, 32, 16, 16, 8, 8, 4, 4])):
+    for model, sides in (
+        (resnet20(**CIFAR), [32] * 3 + [16] * 3 + [8] * 3),
+        (resnet18(**CIFAR), [32, 32, 16, 16, 8, 8, 4, 4]),
+    ):
         params, _ = jax.eval_shape(model.init, KEY)
         x, found = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32), []
         for one in model.layers:
@@ -130,7 +133,9 @@ def test_the_networks_have_their_blocks():
             x = jax.eval_shape(lambda p, x, alone=alone: alone.apply(p, (), x, None, False)[0], params, x)
             found += [x.shape[1]] if one.branches else []
         assert found == sides and x.shape == (1, 10)
-    assert sum("projected" in inner.name for one in resnet18(**CIFAR).layers for _, b in one.branches for inner in b) == 6
+    assert (
+        sum("projected" in inner.name for one in resnet18(**CIFAR).layers for _, b in one.branches for inner in b) == 6
+    )
 
 
 @SLOW_LAST
