@@ -22,15 +22,12 @@ from fedjax_sim.models.sequential import Layer, branches, layer, sequential
 from fedjax_sim.types import Array
 from fedjax_sim.validate import FromData, NumOutputs, PositiveInt, fail, integer, one_of
 
-InputShape = Annotated[Sequence[int], FromData("input_shape")]
-Norm = Literal["group", "layer", "none"]
-
 LENET_SIDE = 32
 NUM_GROUPS = {"layer": 1}  # a layer's norm is one group: all channels at all positions of an example
 VGG11 = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # channels of the convolutions before each pool
 
 
-def lenet5(*, input_shape: InputShape, num_outputs: NumOutputs) -> Model:
+def lenet5(*, input_shape: Annotated[Sequence[int], FromData("input_shape")], num_outputs: NumOutputs) -> Model:
     """Builds LeNet-5: two 5 x 5 convolutions with tanh and 2 x 2 mean pools, and dense layers of 120 and 84 features.
 
     As in common use, all maps of the second convolution read all maps of the first, pools have no weights, and the
@@ -77,7 +74,11 @@ def lenet5(*, input_shape: InputShape, num_outputs: NumOutputs) -> Model:
 
 
 def resnet20(
-    *, input_shape: InputShape, num_outputs: NumOutputs, norm: Norm = "group", groups: PositiveInt = 2
+    *,
+    input_shape: Annotated[Sequence[int], FromData("input_shape")],
+    num_outputs: NumOutputs,
+    norm: Literal["group", "layer", "none"] = "group",
+    groups: PositiveInt = 2,
 ) -> Model:
     """Builds the ResNet of 20 layers for small images: three stages of three blocks with 16, 32 and 64 channels.
 
@@ -111,7 +112,11 @@ def resnet20(
 
 
 def resnet18(
-    *, input_shape: InputShape, num_outputs: NumOutputs, norm: Norm = "group", groups: PositiveInt = 2
+    *,
+    input_shape: Annotated[Sequence[int], FromData("input_shape")],
+    num_outputs: NumOutputs,
+    norm: Literal["group", "layer", "none"] = "group",
+    groups: PositiveInt = 2,
 ) -> Model:
     """Builds the ResNet of 18 layers for images of about 32 x 32 pixels, as federated studies of CIFAR use it.
 
@@ -138,7 +143,11 @@ def resnet18(
 
 
 def resnet9(
-    *, input_shape: InputShape, num_outputs: NumOutputs, norm: Norm = "group", groups: PositiveInt = 2
+    *,
+    input_shape: Annotated[Sequence[int], FromData("input_shape")],
+    num_outputs: NumOutputs,
+    norm: Literal["group", "layer", "none"] = "group",
+    groups: PositiveInt = 2,
 ) -> Model:
     """Builds the ResNet of 9 layers that trains fast: convolutions of 64, 128, 256 and 512 channels, and two blocks.
 
@@ -180,7 +189,13 @@ def resnet9(
     return sequential([*layers, largest, fully_connected("output", 512, num_outputs, activation="none")])
 
 
-def vgg11(*, input_shape: InputShape, num_outputs: NumOutputs, norm: Norm = "none", groups: PositiveInt = 2) -> Model:
+def vgg11(
+    *,
+    input_shape: Annotated[Sequence[int], FromData("input_shape")],
+    num_outputs: NumOutputs,
+    norm: Literal["group", "layer", "none"] = "none",
+    groups: PositiveInt = 2,
+) -> Model:
     """Builds the VGG of 11 layers for images of 32 x 32 pixels: eight 3 x 3 convolutions, five pools, dense layers.
 
     As usual for such images, one dense layer takes the place of the paper's three (configuration A), the first two of
