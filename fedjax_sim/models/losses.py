@@ -46,18 +46,22 @@ def _cross_entropy(logits: Array, labels: Array) -> tuple[Array, Array]:
       wider if the logits are.
     """
     logits = _wide(logits)
-    # The loss does not depend on the shift, so the shift needs no gradient. It keeps exp from overflowing.
-    peak = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
-    shifted = logits - peak
     # A comparison with iota, not a gather: its transpose is a multiplication, where a gather's is a scatter.
     classes = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    label_logit = jnp.where(classes == labels[..., None], shifted, 0).sum(axis=-1)
-    loss = jnp.log(jnp.exp(shifted).sum(axis=-1)) - label_logit
+    places = labels[..., None]
+    label_logit = jnp.where(classes == places, logits, 0).sum(axis=-1)
+    # XLA:CPU does not vectorise argmax. So correct means: the label's logit is above all before it, and not below any
+    # behind it. A test of equality with the largest logit would not do, as compilers compute logits anew for each
+    # reader, and round them in several ways: a product is fused into a subtraction that follows.
+    fixed = jax.lax.stop_gradient(logits)
+    largest_before = jnp.where(classes < places, fixed, -jnp.inf).max(axis=-1)
+    largest_behind = jnp.where(classes > places, fixed, -jnp.inf).max(axis=-1)
+    # The loss does not depend on the shift, so the shift needs no gradient. It keeps exp from overflowing.
+    peak = jnp.maximum(jnp.maximum(largest_before, largest_behind), jax.lax.stop_gradient(label_logit))
+    loss = jnp.log(jnp.exp(logits - peak[..., None]).sum(axis=-1)) - (label_logit - peak)
     in_range = (labels >= 0) & (labels < logits.shape[-1])
-    # XLA:CPU does not vectorise argmax. So correct means: the label's logit is the largest, and no logit before it is.
     # The maximum over many rows drops NaN, but the loss of such a row is NaN.
-    largest_before = jnp.where(classes < labels[..., None], logits, -jnp.inf).max(axis=-1)
-    correct = in_range & (label_logit == 0) & (largest_before < peak[..., 0]) & (loss == loss)
+    correct = in_range & (largest_before < label_logit) & (largest_behind <= label_logit) & (loss == loss)
     return jnp.where(in_range, loss, jnp.nan), correct.astype(loss.dtype)
 
 

@@ -50,6 +50,19 @@ def test_softmax_cross_entropy_of_shifted_logits():
     np.testing.assert_allclose(shifted, compiled(softmax_cross_entropy, z, LABELS)["loss"], rtol=1e-6)
 
 
+@pytest.mark.optimised
+@pytest.mark.parametrize("label_smaller", [False, True])
+def test_accuracy_of_products(label_smaller):
+    """Fault: logits that the compiler fuses with what follows and compares with logits that it rounded; every
+    prediction of a model that ends with a product was counted as wrong."""
+    rng = np.random.default_rng(0)
+    x, scale = rng.normal(size=(64, 5)).astype(np.float32), rng.normal(size=5).astype(np.float32)
+    products = x * scale
+    labels = products.argmin(1) if label_smaller else products.argmax(1)
+    found = jax.jit(lambda x, scale, y: softmax_cross_entropy(x * scale[None], y))(x, scale, labels)
+    assert found["accuracy"].tolist() == [float(not label_smaller)] * 64
+
+
 def test_accuracy_of_equal_logits_is_that_of_one_guess():
     """Catches ties counted as correct: an untrained zero model would look perfect."""
     accuracy = compiled(softmax_cross_entropy, np.zeros((5, 5), np.float32), np.arange(5))["accuracy"]
