@@ -97,7 +97,7 @@ def parsed(words: list[str]) -> dict:
     if words[0] == "study":
         given["name"] is None or load_study(given["name"], settings)
     elif words[0] == "sweep":
-        load_sweep(config, settings, given.get("without") or [])
+        given.get("resume") or load_sweep(config, settings, given.get("without") or [])  # or it reads its folder's
     elif config or settings:
         given["rounds_asked"] = load(config, settings, given.get("without") or []).resolved()["run"]["rounds"]
     return given

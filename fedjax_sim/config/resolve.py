@@ -137,7 +137,8 @@ def _resolved(document: dict, problems: _Problems) -> dict[str, Any]:
     tables = {name: tables[name] for name in known_tables if name in tables}
     tables["run"] = run = check_options("run", RUN, document.get("run", {}), problems)
     problems += _problems_of_rule(run.get("stop_when"))
-    problems += _problems_of_metrics(run.get("metrics") or [])
+    if metrics := run.get("metrics"):  # without any, the sources of no metric are read
+        problems += _problems_of_metrics(metrics)
     run["modules"] = registry.admitted_modules() or None
     # The default cohort of a small population is the whole population.
     cohort_size = tables.get("sampler", {}).get("cohort_size")
