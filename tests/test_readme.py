@@ -112,7 +112,7 @@ def test_command_lines(path):
         if words[:1] != ["fedjax-sim"] or any(word.endswith(".toml") for word in words):
             continue
         given, count = parsed(words[1:]), count + 1
-        if given.get("resume") and words[1] != "study":  # a study has no rounds of its own
+        if given.get("resume") and words[1] not in ("study", "sweep"):  # these have no rounds of their own
             assert given["rounds_asked"] > started[given["out"]], words
         started[given.get("out")] = given.get("rounds_asked", 100)
     assert count >= {COMMANDS: 30, GUIDE: 1}.get(path, 0)
